@@ -1,0 +1,84 @@
+"""Every error a Slipway package raises on purpose.
+
+    SlipwayError
+    ├── InvalidInput      400  the request itself is wrong
+    ├── Unauthorized      401  no key, or one that is not known
+    ├── NotFound          404  no such thing, or it belongs to another tenant
+    ├── PolicyUnmet       412  an alias demands what the version does not have
+    ├── Conflict          422  the thing exists already, or has moved meanwhile
+    ├── Corrupt           422  bytes on disk do not match their digest
+    ├── Unavailable       503  a part that is needed is not running
+    └── StorageFull       507  the disk has no room; nothing was written
+
+A message says which thing, what is wrong with it, and what to do. Conflict is 422 and not
+409 because clients in the field (the ``tinker`` SDK among them) retry a 409 for minutes.
+"""
+
+from __future__ import annotations
+
+
+class SlipwayError(Exception):
+    """Base of all: a message for a person, a status for a client."""
+
+    status = 500
+    code = "error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidInput(SlipwayError):
+    """The request itself is wrong."""
+
+    status = 400
+    code = "invalid_input"
+
+
+class Unauthorized(SlipwayError):
+    """No API key, or one that is not known or is revoked."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class NotFound(SlipwayError):
+    """No such thing for this tenant."""
+
+    status = 404
+    code = "not_found"
+
+
+class PolicyUnmet(SlipwayError):
+    """The alias demands something the version does not have."""
+
+    status = 412
+    code = "policy_unmet"
+
+
+class Conflict(SlipwayError):
+    """The thing exists already, or has moved since it was read."""
+
+    status = 422
+    code = "conflict"
+
+
+class Corrupt(SlipwayError):
+    """Bytes on disk do not match their recorded digest, or are missing."""
+
+    status = 422
+    code = "corrupt"
+
+
+class Unavailable(SlipwayError):
+    """A part that is needed is not running."""
+
+    status = 503
+    code = "unavailable"
+
+
+class StorageFull(SlipwayError):
+    """The disk has no room; nothing was registered."""
+
+    status = 507
+    code = "storage_full"
