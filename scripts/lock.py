@@ -39,7 +39,9 @@ def main() -> int:
         subprocess.run([*pip, "install", "-q", f"{ROOT}[{EXTRAS}]", torch.group(1)], check=True)
         frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True).stdout
     pins = [
-        line for line in frozen.splitlines() if "==" in line and line.split("==")[0].lower() not in LEFT_OUT
+        line
+        for line in frozen.splitlines()
+        if "==" in line and line.split("==")[0].lower() not in LEFT_OUT
     ]
     lock.write_text(header(lock) + "\n".join(sorted(pins, key=str.lower)) + "\n")
     print(f"{len(pins)} packages pinned in {lock.name}")
