@@ -41,6 +41,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -141,7 +142,7 @@ def split(flat: Array, offsets: Array) -> list[Array]:
     if not good or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
         raise InvalidInput("Offsets must rise from 0 to the length of the array they divide.")
     bounds = offsets.tolist()
-    return [flat[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [flat[start:end] for start, end in pairwise(bounds)]
 
 
 def datum_arrays(
