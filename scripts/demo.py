@@ -81,7 +81,8 @@ class Demo:
     def slipway(self, *words: str) -> Any:
         """Run a `slipway` command, shown as one would type it; its JSON answer."""
         self.console.print(f"[dim]$ slipway {' '.join(words)}")
-        return json.loads(self.processes.run([self.binary("slipway"), *words, "--json"]))
+        with self.console.status(f"slipway {words[0]} is at work"):
+            return json.loads(self.processes.run([self.binary("slipway"), *words, "--json"]))
 
     def refused(self, *words: str) -> str:
         """Run a `slipway` command that must fail; what it said."""
@@ -355,9 +356,8 @@ def main() -> int:
         write_report(demo.results, html_path=options.report, png_path=png)
         base, tuned = (run["correct"] / run["items"] for run in demo.results["runs"])
         console.rule("[bold]Done", align="left")
-        console.print(
-            f"Held-out accuracy {base:.1%} -> {tuned:.1%} in {demo.results['seconds'] / 60:.1f} minutes."
-        )
+        minutes = demo.results["seconds"] / 60
+        console.print(f"Held-out accuracy {base:.1%} -> {tuned:.1%} in {minutes:.1f} minutes.")
         console.print(f"Report: {options.report} and {png.name}")
     return 0
 

@@ -100,23 +100,17 @@ class Processes:
             CommandFailed: with the last line of its standard error.
         """
         stdout = None if show else subprocess.PIPE
-        process = self._spawn(command, stdout=stdout, stderr=subprocess.PIPE)
-        # Progress is drawn on standard error: pass it on while keeping it for the message.
         heard: list[str] = []
-
-        def listen() -> None:
-            assert process.stderr is not None
-            heard.extend(process.stderr)
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        output = process.stdout.read() if process.stdout is not None else ""
-        code = process.wait()
-        listener.join()
+        with self._spawn(command, stdout=stdout, stderr=subprocess.PIPE) as process:
+            # Both pipes are read at once, or a command that fills one would wait for ever.
+            listener = threading.Thread(target=lambda: heard.extend(process.stderr or ()))
+            listener.start()
+            output = process.stdout.read() if process.stdout is not None else ""
+            listener.join()
         self._running.remove(process)
-        if code != 0:
+        if process.returncode != 0:
             lines = [line.strip() for line in heard if line.strip()]
-            message = lines[-1] if lines else f"exit code {code}"
+            message = lines[-1] if lines else f"exit code {process.returncode}"
             raise CommandFailed(command, message.removeprefix("Error: "), output)
         return output
 

@@ -26,7 +26,7 @@ INK, ACCENT, MUTED, PAPER = "#1b2733", "#1f6f8b", "#8a97a3", "#ffffff"
 BOXES = {"merged": "#d8ecf2", "checkpoint": "#f3ead7", "weights": "#f3ead7"}
 
 STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;color:#1b2733;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{font:16px/1.5 system-ui,sans-serif;color:#1b2733;max-width:60rem;margin:2rem auto}
 h1{margin-bottom:0} .lead{color:#5a6772;margin-top:.2rem} figure{margin:1.5rem 0}
 svg{width:100%;height:auto} table{border-collapse:collapse;width:100%;margin:1rem 0}
 th,td{text-align:left;padding:.35rem .6rem;border-bottom:1px solid #e2e7eb;vertical-align:top}
@@ -73,7 +73,7 @@ def draw_lineage(axes: Axes, results: dict[str, Any]) -> None:
             start = place[parent]
             # Neighbours are joined straight down, others by an arc at the side.
             beside = abs(start[1] - y) > 1.1 / len(versions)
-            side = 0.88 if rank % 2 else 0.12
+            side = 0.82 if rank % 2 else 0.18
             ends = ((side, start[1]), (side, y)) if beside else (start, (x, y))
             arrow = {
                 "arrowstyle": "->",
@@ -100,7 +100,9 @@ def draw_endpoint(axes: Axes, results: dict[str, Any]) -> None:
         lines.append(row["question"].split(":")[-1].strip() + f" {row['answer']}")
         lines.append(f"    endpoint: {row['endpoint'][:34]}")
         lines.append(f"    base:     {row['base'][:34]}")
-    axes.text(0.02, 0.97, "\n".join(lines), va="top", family="monospace", fontsize=9)
+    axes.text(
+        0.02, 0.97, "\n".join(lines), va="top", family="monospace", fontsize=9, parse_math=False
+    )
     axes.set(title="Endpoint")
     axes.axis("off")
 

@@ -2,7 +2,7 @@
 
     eval "$(slipway env)"
     python scripts/recipes/sft_arithmetic.py --group arithmetic --log train.jsonl
-    python scripts/recipes/sft_arithmetic.py --resume tinker://.../weights/step-0040 --log train.jsonl
+    python scripts/recipes/sft_arithmetic.py --log train.jsonl --resume tinker://.../step-0040
 
 Nothing in it knows of Slipway beyond the address in the environment. It saves a checkpoint
 halfway and at the end. Which items a step sees and its learning rate depend on the step's number
