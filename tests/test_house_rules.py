@@ -23,8 +23,8 @@ def unsafe(tree: ast.AST) -> list[str]:
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
             found.append("torch.load")
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                found.append("trust_remote_code")
+            refused = isinstance(node.value, ast.Constant) and node.value.value is False
+            found += [] if refused else ["trust_remote_code"]
     return found
 
 

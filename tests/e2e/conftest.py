@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def slipway() -> str:
     return str(Path(sys.executable).with_name("slipway"))
 
 
-def survivors(mark: str) -> list[str]:
+def living(mark: str) -> list[str]:
     """Command lines of the living processes that carry a mark."""
     found = []
     for process in psutil.process_iter():
@@ -49,7 +49,7 @@ def marked() -> Iterator[dict[str, str]]:
     if "SLIPWAY_CACHE" in os.environ:
         environment["SLIPWAY_CACHE"] = os.environ["SLIPWAY_CACHE"]
     yield {**environment, MARK: mark, "TINKER_TELEMETRY": "0", "PYTHONUNBUFFERED": "1"}
-    left = survivors(mark)
+    left = living(mark)
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark:
@@ -57,6 +57,12 @@ def marked() -> Iterator[dict[str, str]]:
         except psutil.Error:
             continue
     assert left == []
+
+
+@pytest.fixture
+def survivors(marked: dict[str, str]) -> Callable[[], list[str]]:
+    """The command lines of this test's processes that are alive now."""
+    return lambda: living(marked[MARK])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import survivors  # type: ignore[import-not-found]
 
 from registry import Registry
 
@@ -22,13 +21,11 @@ DEMO = ROOT / "scripts" / "demo.py"
 def start(out: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
     """`make demo QUICK=1`, on folders of the test's own."""
     words = ["--quick", "--out", str(out), "--report", str(out.parent / "report.html")]
-    return subprocess.Popen(
-        [sys.executable, str(DEMO), *words],
-        env=environment,
-        stdout=(out.parent / "demo.log").open("w"),
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, str(DEMO), *words]
+    with (out.parent / "demo.log").open("w") as log:
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
 
 
 @pytest.mark.slow
@@ -75,7 +72,7 @@ def engine_starting(out: Path) -> bool:
     ids=["server-starting", "engine-starting", "training"],
 )
 def test_interrupted_it_leaves_nothing_running_and_nothing_half_registered(
-    tmp_path, marked, reached
+    tmp_path, marked, survivors, reached
 ):
     out = tmp_path / "out"
     demo = start(out, marked)
@@ -84,7 +81,7 @@ def test_interrupted_it_leaves_nothing_running_and_nothing_half_registered(
         time.sleep(0.05)
     demo.send_signal(signal.SIGINT)
     assert demo.wait(timeout=120) == 130, (tmp_path / "demo.log").read_text()
-    assert survivors(marked["SLIPWAY_TEST_MARK"]) == []
+    assert survivors() == []
 
     home = out / "home"
     if (home / "slipway.db").exists():
@@ -92,3 +89,4 @@ def test_interrupted_it_leaves_nothing_running_and_nothing_half_registered(
         packages = [p for p in (home / "store" / "packages").glob("*") if p.is_dir()]
         for package in packages:
             assert registry.store.verify(f"sha256:{package.name}") == []
+        registry.db.close()
