@@ -1,0 +1,130 @@
+"""A request for samples, checked."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from registry.errors import InvalidInput
+from session_core.operations import Array, Operation
+
+MAX_SAMPLES = 1024
+_KNOWN = frozenset(
+    {
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "stop",
+        "num_samples",
+        "prompt_logprobs",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleRequest:
+    """What to sample.
+
+    Fields:
+        tokens: the prompt, int64 [1..context].
+        max_tokens: at most so many new tokens; never past the context.
+        temperature: 0 is greedy.
+        top_k, top_p: filters on the tempered distribution, k first; 0 and 1 mean none.
+        stop_tokens, stop_texts: any of them ends a sequence, and stays in it.
+    """
+
+    tokens: Array
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_tokens: frozenset[int]
+    stop_texts: tuple[str, ...]
+    num_samples: int
+    prompt_logprobs: bool
+
+
+def read_request(
+    operation: Operation, *, vocabulary: int, context: int, eos: frozenset[int]
+) -> SampleRequest:
+    """Check a sample operation. Raises InvalidInput naming what is wrong.
+
+    `stop` None stops at the end-of-text tokens; a list, even an empty one, takes their
+    place. Without a seed one is drawn. A prompt must leave room for one token.
+    """
+    params = operation.params
+    unknown = sorted(set(params) - _KNOWN)
+    if unknown:
+        raise InvalidInput(f"Unknown sampling parameters: {', '.join(unknown)}.")
+    tokens = np.asarray(operation.arrays.get("tokens", ()))
+    if tokens.ndim != 1 or len(tokens) == 0 or tokens.dtype.kind not in "iu":
+        raise InvalidInput("The prompt must be a list of at least one token id.")
+    tokens = tokens.astype(np.int64)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise InvalidInput(f"The prompt holds tokens outside the vocabulary of {vocabulary}.")
+    if len(tokens) >= context:
+        raise InvalidInput(
+            f"The prompt has {len(tokens)} tokens; with one token sampled, the context of "
+            f"{context} holds {context - 1}."
+        )
+    room = context - len(tokens)
+    max_tokens = _whole(params, "max_tokens", room, 1, None)
+    stop_tokens, stop_texts = _stops(params.get("stop"), eos)
+    return SampleRequest(
+        tokens=tokens,
+        max_tokens=min(max_tokens, room),
+        temperature=_real(params, "temperature", 1.0, 0.0, math.inf),
+        top_k=max(0, _whole(params, "top_k", -1, -1, None)),
+        top_p=_real(params, "top_p", 1.0, 0.0, 1.0),
+        seed=_whole(params, "seed", secrets.randbits(62), None, None) % 2**64,
+        stop_tokens=stop_tokens,
+        stop_texts=stop_texts,
+        num_samples=_whole(params, "num_samples", 1, 1, MAX_SAMPLES),
+        prompt_logprobs=bool(params.get("prompt_logprobs", False)),
+    )
+
+
+def _stops(stop: Any, eos: frozenset[int]) -> tuple[frozenset[int], tuple[str, ...]]:
+    if stop is None:
+        return eos, ()
+    items = [stop] if isinstance(stop, str) else stop
+    if not isinstance(items, list | tuple):
+        raise InvalidInput("stop must be a text, a list of texts, or a list of token ids.")
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return frozenset(items), ()
+    if all(isinstance(item, str) and item for item in items):
+        return frozenset(), tuple(items)
+    raise InvalidInput("stop must hold either token ids or texts that are not empty.")
+
+
+def _whole(
+    params: Mapping[str, Any], name: str, default: int, low: int | None, high: int | None
+) -> int:
+    value = params.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"{name} must be a whole number, not {value!r}.")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidInput(f"{name} must be {low} {f'to {high}' if high else 'or more'}.")
+    return value
+
+
+def _real(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    value = params.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(f"{name} must be a finite number, not {value!r}.")
+    if not low <= value <= high or (name == "top_p" and value == 0):
+        limit = "above 0 and at most 1" if name == "top_p" else "0 or more"
+        raise InvalidInput(f"{name} must be {limit}, not {value}.")
+    return float(value)
