@@ -21,14 +21,13 @@ from registry.errors import InvalidInput, NotFound
 from session_core import operations as op
 from session_core import snapshots, training_data
 from session_core.datums import Datums, read_datums
-from session_core.layout import micro_batches
 from session_core.lora import Adapters, LoraSpec, check_tensors
-from session_core.losses import Loss, loss_named
+from session_core.losses import loss_named
 from session_core.model import Base
-from session_core.operations import Array, Operation, Result
+from session_core.operations import Operation, Result
 from session_core.optimizer import Adam, AdamParams
+from session_core.passes import prompt_logprobs, train_pass
 from session_core.probe import dump_probe, probe_prompts
-from session_core.projection import Weigh, score
 
 
 @dataclass(kw_only=True)
@@ -223,7 +222,9 @@ class Engine:
         )
         parameters = self.adapters.parameters(run.slot)
         try:
-            logprobs, total = self._compute(run.slot, datums, loss, config, backward=backward)
+            logprobs, total = train_pass(
+                self.base, self.adapters, run.slot, datums, loss, config, backward=backward
+            )
             if not math.isfinite(total):
                 raise InvalidInput(
                     f"The loss is {total}: the model's logprobs and the inputs given for "
@@ -250,45 +251,6 @@ class Engine:
             params={"metrics": {"loss:sum": total, "tokens:sum": float(datums.token_count)}},
             arrays={"logprobs": flat, "logprobs.offsets": offsets},
         )
-
-    def _compute(
-        self,
-        slot: str,
-        datums: Datums,
-        loss: Loss,
-        config: Mapping[str, float],
-        *,
-        backward: bool,
-    ) -> tuple[list[Array], float]:
-        """Logprobs of each datum, and the summed loss; gradients land on the parameters."""
-        self.adapters.use(slot)
-        device = self.base.device
-        logprobs: list[Array] = [np.empty(0, np.float32)] * len(datums.tokens)
-        total = 0.0
-        for rows in micro_batches(datums.lengths):
-            targets = _columns([datums.targets[row] for row in rows]).to(device)
-            inputs = {
-                name: _columns([values[row] for row in rows]).to(device)
-                for name, values in datums.inputs.items()
-            }
-            weigh = _weigher(loss, inputs, config) if backward else None
-            tokens, real = _pad([datums.tokens[row] for row in rows])
-            scores = score(
-                self.base,
-                tokens.to(device),
-                real.to(device),
-                targets,
-                weigh=weigh,
-                head_adapter=self.adapters.head(slot),
-            )
-            total += float(loss.function(scores, inputs, config).double().sum())
-            flat = scores.cpu().numpy()
-            start = 0
-            for row in rows:
-                shape = datums.targets[row].shape
-                logprobs[row] = flat[start : start + shape[0]].reshape(shape)
-                start += shape[0]
-        return logprobs, total
 
     def _optim_step(self, run_id: str, operation: Operation) -> Result:
         run = self._run(run_id)
@@ -364,7 +326,9 @@ class Engine:
 
     def _probe_scores(self, slot: str | None) -> list[list[float]]:
         rows = [np.array(prompt, np.int64) for prompt in self._probe_prompts]
-        return [scores[1:].tolist() for scores in self.prompt_logprobs(slot, rows)]
+        return [
+            scores[1:].tolist() for scores in prompt_logprobs(self.base, self.adapters, slot, rows)
+        ]
 
     # Sampling.
 
@@ -388,53 +352,6 @@ class Engine:
         if slot is not None:
             self.adapters.remove(slot)
         return Result()
-
-    def prompt_logprobs(self, slot: str | None, prompts: list[Array]) -> list[Array]:
-        """Logprob of each token given those before it, float32; NaN at position 0."""
-        self.adapters.use(slot)
-        device = self.base.device
-        results = [np.full(len(prompt), np.nan, np.float32) for prompt in prompts]
-        long = [index for index, prompt in enumerate(prompts) if len(prompt) > 1]
-        for batch in micro_batches([len(prompts[index]) - 1 for index in long]):
-            chosen = [long[row] for row in batch]
-            tokens, real = _pad([prompts[index][:-1].astype(np.int64) for index in chosen])
-            targets = _columns([prompts[index][1:].astype(np.int64) for index in chosen])
-            scores = score(self.base, tokens.to(device), real.to(device), targets.to(device))
-            flat = scores[:, 0].cpu().numpy()
-            start = 0
-            for index in chosen:
-                count = len(prompts[index]) - 1
-                results[index][1:] = flat[start : start + count]
-                start += count
-        return results
-
-
-def _weigher(loss: Loss, inputs: Mapping[str, torch.Tensor], config: Mapping[str, float]) -> Weigh:
-    def weigh(part: slice, logprobs: torch.Tensor) -> torch.Tensor:
-        leaf = logprobs.detach().clone().requires_grad_()
-        here = {name: values[part] for name, values in inputs.items()}
-        with torch.enable_grad():
-            total = loss.function(leaf, here, config).sum()
-        (gradient,) = torch.autograd.grad(total, leaf)
-        return gradient
-
-    return weigh
-
-
-def _pad(rows: list[Array]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded tokens int64 [B, T] and which of them are real, bool [B, T]."""
-    longest = max(len(row) for row in rows)
-    tokens = np.zeros((len(rows), longest), np.int64)
-    real = np.zeros((len(rows), longest), np.bool_)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row)] = row
-        real[index, : len(row)] = True
-    return torch.from_numpy(tokens), torch.from_numpy(real)
-
-
-def _columns(rows: list[Array]) -> torch.Tensor:
-    """Rows [N] or [N, K] one under the other, as [P, K]."""
-    return torch.from_numpy(np.concatenate([row.reshape(len(row), -1) for row in rows]))
 
 
 def _weighted_tokens(datums: Datums) -> int:

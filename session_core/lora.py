@@ -20,6 +20,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from registry.errors import InvalidInput
+from session_core.fused import FusedLora
 from session_core.operations import ALPHA
 from session_core.projection import HeadAdapter
 
@@ -78,6 +79,8 @@ class Adapters:
                 self._peft.add_adapter(slot, config)
         self._specs[slot] = spec
         self._parameters[slot] = self._find(slot)
+        for layer in self._layers(slot):
+            layer.lora_variant[slot] = FusedLora()
         self._active = None
         generator = torch.Generator().manual_seed(spec.seed)
         with torch.no_grad():
@@ -112,6 +115,8 @@ class Adapters:
     def remove(self, slot: str) -> None:
         """Empty a slot."""
         assert self._peft is not None
+        for layer in self._layers(slot):
+            layer.lora_variant.pop(slot, None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self._peft.delete_adapter(slot)
@@ -185,6 +190,10 @@ class Adapters:
         held = {name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for name in tensors}
         flags = {f"train_{group}": bool(held & set(names)) for group, names in self._groups.items()}
         return LoraSpec(rank=config.get("r", 0), alpha=config["lora_alpha"], **flags)
+
+    def _layers(self, slot: str) -> list[Any]:
+        modules = self._model.modules()
+        return [item for item in modules if isinstance(item, LoraLayer) and slot in item.lora_A]
 
     def _find(self, slot: str) -> dict[str, nn.Parameter]:
         ending = f".{slot}.weight"

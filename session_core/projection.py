@@ -17,8 +17,9 @@ import torch
 
 from session_core.model import Base
 
-CHUNK = 512
-"""Positions whose logits are in memory at once."""
+CHUNK_LOGITS = {"cpu": 6 * 2**20, "cuda": 128 * 2**20}
+"""Logits in memory at once. On a CPU small enough (24 MB) that the allocator reuses their
+pages: fresh ones cost more than the arithmetic on them."""
 
 Weigh = Callable[[slice, torch.Tensor], torch.Tensor]
 """(positions, logprobs [C, K]) -> gradient of the loss by those logprobs [C, K]."""
@@ -58,12 +59,16 @@ def score(
     rows = hidden.detach()
     pull = torch.zeros_like(rows) if weigh is not None else None
     logprobs = torch.empty(targets.shape, dtype=torch.float32, device=rows.device)
-    for start in range(0, len(rows), CHUNK):
-        part = slice(start, min(start + CHUNK, len(rows)))
+    chunk = max(1, CHUNK_LOGITS.get(rows.device.type, CHUNK_LOGITS["cuda"]) // base.vocabulary)
+    for start in range(0, len(rows), chunk):
+        part = slice(start, min(start + chunk, len(rows)))
         with torch.no_grad():
             logits = base.head(rows[part]).float()
-            norm = torch.logsumexp(logits, dim=-1, keepdim=True)
-            logprobs[part] = logits.gather(1, targets[part]) - norm
+            # In place, from logits to unnormalised probabilities: no second buffer.
+            target_logits = logits.gather(1, targets[part])
+            top = logits.amax(dim=-1, keepdim=True)
+            total = logits.sub_(top).exp_().sum(dim=-1, keepdim=True)
+            logprobs[part] = target_logits - top - total.log()
             if weigh is None or pull is None:
                 continue
         grad = weigh(part, logprobs[part])
@@ -72,8 +77,7 @@ def score(
             if not len(kept):
                 continue
             # d lp_k / d logits = onehot(k) - softmax, summed over k with its gradient.
-            probabilities = torch.exp(logits[kept] - norm[kept])
-            slope = probabilities.mul_(-grad[kept].sum(dim=-1, keepdim=True))
+            slope = logits[kept].mul_(-grad[kept].sum(dim=-1, keepdim=True) / total[kept])
             slope.scatter_add_(1, targets[part][kept], grad[kept])
             inputs = rows[part][kept]
             pull[start + kept] = _pull_back(base.head, slope, inputs, head_adapter)

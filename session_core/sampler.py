@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from session_core.choose import choose, stream
 from session_core.engine import Engine
 from session_core.operations import Array, Operation, Result, ragged
+from session_core.passes import prompt_logprobs
 from session_core.requests import SampleRequest, read_request
 
 MAX_ROWS = 64
@@ -124,7 +125,9 @@ class Decoder:
         self._engine.adapters.use(self._slot)
         if self._to_score:
             job = self._to_score.popleft()
-            (job.prompt_logprobs,) = self._engine.prompt_logprobs(self._slot, [job.request.tokens])
+            (job.prompt_logprobs,) = prompt_logprobs(
+                self._base, self._engine.adapters, self._slot, [job.request.tokens]
+            )
         elif self._waiting and self._room() > 0:
             self._join(self._prefill(self._next_group(self._room())))
         elif self._rows is not None:
