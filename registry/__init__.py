@@ -1,1 +1,93 @@
-"""registry."""
+"""The system of record: packages, versions, lineage, aliases, evidence, artifacts, tenants."""
+
+from registry.aliases import ANYWHERE, Aliases
+from registry.auth import AuthMiddleware, Caller, install_error_handlers, key_of, principal
+from registry.database import Database
+from registry.errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    PolicyUnmet,
+    SlipwayError,
+    StorageFull,
+    Unauthorized,
+    Unavailable,
+)
+from registry.evidence import Evidence, NewGate, NewRun
+from registry.files import Files
+from registry.jobs import JobHandle, Jobs, JobView
+from registry.models import Kind, Origin
+from registry.registry import Registry, random_id, utc_now
+from registry.store import Manifest, ManifestFile, Store, canonical, hash_file, manifest_of
+from registry.tenants import Principal, Tenants, key_hash
+from registry.usage import Usage
+from registry.versions import NewVersion, Versions
+from registry.views import (
+    AliasMoveView,
+    AliasView,
+    EvalRunView,
+    GateRunView,
+    GroupView,
+    KeyView,
+    LineageView,
+    Page,
+    SuiteView,
+    UsageView,
+    VersionView,
+)
+
+__all__ = [
+    "ANYWHERE",
+    "AliasMoveView",
+    "AliasView",
+    "Aliases",
+    "AuthMiddleware",
+    "Caller",
+    "Conflict",
+    "Corrupt",
+    "Database",
+    "EvalRunView",
+    "Evidence",
+    "Files",
+    "GateRunView",
+    "GroupView",
+    "InvalidInput",
+    "JobHandle",
+    "JobView",
+    "Jobs",
+    "KeyView",
+    "Kind",
+    "LineageView",
+    "Manifest",
+    "ManifestFile",
+    "NewGate",
+    "NewRun",
+    "NewVersion",
+    "NotFound",
+    "Origin",
+    "Page",
+    "PolicyUnmet",
+    "Principal",
+    "Registry",
+    "SlipwayError",
+    "StorageFull",
+    "Store",
+    "SuiteView",
+    "Tenants",
+    "Unauthorized",
+    "Unavailable",
+    "Usage",
+    "UsageView",
+    "VersionView",
+    "Versions",
+    "canonical",
+    "hash_file",
+    "install_error_handlers",
+    "key_hash",
+    "key_of",
+    "manifest_of",
+    "principal",
+    "random_id",
+    "utc_now",
+]

@@ -23,11 +23,15 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a time without a zone, which would mean another moment elsewhere."""
+        del dialect
         if value is not None and value.tzinfo is None:
             raise ValueError(f"naive datetime {value!r}: times are aware UTC throughout")
         return value.astimezone(UTC) if value is not None else None
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give every time its zone back."""
+        del dialect
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)

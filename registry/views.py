@@ -1,0 +1,168 @@
+"""What the registry hands out: frozen copies of its rows, ready to be sent as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from registry.models import Kind, Origin
+
+Item = TypeVar("Item")
+
+
+class View(BaseModel):
+    """Base of all views."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Page(View, Generic[Item]):
+    """One page of a list; ``cursor`` gets the next one and is None at the end."""
+
+    items: list[Item]
+    cursor: str | None = None
+
+
+class FileView(View):
+    """A file of a version: path within it, size in bytes, SHA-256 in hex."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class VersionView(View):
+    """A model package version."""
+
+    id: str
+    tenant_id: str
+    group: str
+    number: int
+    reference: str
+    """``GROUP/NUMBER``"""
+    kind: Kind
+    origin: Origin
+    digest: str
+    size_bytes: int
+    files: list[FileView]
+    base_model: str
+    base_digest: str
+    lora: dict[str, Any]
+    provenance: dict[str, Any]
+    user_metadata: dict[str, Any]
+    parents: list[str]
+    """Ids of the versions it was made from."""
+    aliases: list[str]
+    """Names of the aliases that point at it now."""
+    created_at: datetime
+
+
+class LineageView(View):
+    """A version with everything it came from and everything made of it, nearest first."""
+
+    version: VersionView
+    ancestors: list[VersionView]
+    descendants: list[VersionView]
+
+
+class GroupView(View):
+    """A model package group."""
+
+    id: str
+    name: str
+    versions: int
+    created_at: datetime
+
+
+class AliasView(View):
+    """An alias and the version it points at."""
+
+    group: str
+    alias: str
+    version_id: str
+    reference: str
+    digest: str
+    moved_at: datetime
+
+
+class AliasMoveView(View):
+    """One move of an alias."""
+
+    group: str
+    alias: str
+    from_reference: str | None
+    to_reference: str
+    to_version_id: str
+    gate_id: str | None
+    override_reason: str | None
+    moved_by: str
+    moved_at: datetime
+
+
+class KeyView(View):
+    """An API key, without the key."""
+
+    id: str
+    name: str
+    hint: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class UsageView(View):
+    """Tokens of one kind of use."""
+
+    kind: str
+    tokens: int
+    operations: int
+
+
+class SuiteView(View):
+    """A frozen evaluation suite."""
+
+    id: str
+    name: str
+    digest: str
+    items: int
+    created_at: datetime
+
+
+class EvalRunView(View):
+    """One suite run on one version."""
+
+    id: str
+    tenant_id: str
+    version_id: str
+    version_digest: str
+    reference: str
+    suite_name: str
+    suite_digest: str
+    engine: dict[str, Any]
+    engine_fingerprint: str
+    counts: dict[str, int]
+    items: int
+    correct: int
+    evidence_digest: str
+    created_at: datetime
+
+
+class GateRunView(View):
+    """The verdict on a candidate against a baseline."""
+
+    id: str
+    tenant_id: str
+    candidate: str
+    candidate_version_id: str
+    candidate_digest: str
+    baseline: str
+    baseline_version_id: str
+    candidate_run_id: str
+    baseline_run_id: str
+    suite_name: str
+    suite_digest: str
+    verdict: str
+    reason: str
+    statistics: dict[str, Any]
+    created_at: datetime
