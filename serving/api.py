@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from registry.auth import principal
+from registry.auth import Caller
 from registry.jobs import JobView
-from registry.tenants import Principal
 from serving.endpoints import Endpoints
 from serving.models import EndpointView, ReplicaView
-
-Caller = Annotated[Principal, Depends(principal)]
 
 
 class DeployRequest(BaseModel):

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime
 
 from sqlmodel import Session, col, select
 
-from registry.database import Database
 from registry.errors import NotFound
-from registry.models import ApiKey
+from registry.registry import Registry
 from registry.views import VersionView
 from serving.models import Endpoint, EndpointStatus, EndpointView, Replica, ReplicaView
 from serving.routes import Route, Routes
@@ -35,12 +33,11 @@ class Deployed:
 class EndpointRecords:
     """Reads and writes of the `endpoint` table."""
 
-    def __init__(
-        self, db: Database, clock: Callable[[], datetime], new_id: Callable[[], str]
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._new_id = new_id
+    def __init__(self, registry: Registry) -> None:
+        self._db = registry.db
+        self._clock = registry.clock
+        self._new_id = registry.new_id
+        self._tenants = registry.tenants
 
     def views(self, tenant_id: str, name: str | None = None) -> list[EndpointView]:
         """The tenant's endpoints by name, or the one called `name`."""
@@ -172,15 +169,15 @@ class EndpointRecords:
 
     def routes(self, living: Collection[str]) -> Routes:
         """The gateway's snapshot: keys that are not revoked, and every endpoint."""
+        keys = self._tenants.live_keys()
         with self._db.read() as session:
-            keys = session.exec(select(ApiKey).where(col(ApiKey.revoked_at).is_(None))).all()
             pairs = session.exec(
                 select(Endpoint, Replica).join(
                     Replica, col(Replica.id) == col(Endpoint.replica_id), isouter=True
                 )
             ).all()
             return Routes(
-                keys={key.sha256: key.tenant_id for key in keys},
+                keys=keys,
                 routes=tuple(_route(endpoint, replica, living) for endpoint, replica in pairs),
             )
 

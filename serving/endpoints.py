@@ -49,7 +49,7 @@ class Endpoints:
         refresh: float = 1.0,
     ) -> None:
         self._versions = registry.versions
-        self._records = EndpointRecords(registry.db, registry.clock, registry.new_id)
+        self._records = EndpointRecords(registry)
         self._replicas = replicas
         self._jobs = jobs
         self._routes = routes
@@ -122,7 +122,7 @@ class Endpoints:
         await self.get(tenant_id, name)
         deployment = self._deployments.pop((tenant_id, name), None)
         if deployment is not None:
-            await self._cancel(deployment)
+            await self._cancel(tenant_id, deployment)
         async with self._locks[tenant_id, name]:
             view = await self.get(tenant_id, name)
             endpoint_id = await asyncio.to_thread(self._records.remove, tenant_id, name)
@@ -208,9 +208,9 @@ class Endpoints:
             await asyncio.to_thread(self._records.failed, endpoint_id, message, living)
         await self.publish()
 
-    async def _cancel(self, job_id: str) -> None:
+    async def _cancel(self, tenant_id: str, job_id: str) -> None:
         with suppress(SlipwayError):
-            await self._jobs.cancel(job_id)
+            await self._jobs.cancel(tenant_id, job_id)
 
     async def _replica_died(self, replica_id: str, reason: str) -> None:
         await asyncio.to_thread(self._records.replica_died, replica_id, reason)

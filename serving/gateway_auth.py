@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from registry.auth import key_of
 from serving.openai_errors import error_response
 from serving.routes import RoutesFile
 
@@ -28,7 +29,8 @@ class KeyMiddleware:
         if scope["type"] != "http":  # there are no websocket routes
             await send({"type": "websocket.close", "code": 1008})
             return
-        tenant_id = self._routes.current().tenant(_key(Headers(scope=scope)))
+        key = key_of(Headers(scope=scope))
+        tenant_id = self._routes.current().tenant(key) if key is not None else None
         if tenant_id is None:
             refusal = error_response(
                 401,
@@ -40,8 +42,3 @@ class KeyMiddleware:
             return
         scope.setdefault("state", {})["tenant_id"] = tenant_id
         await self._app(scope, receive, send)
-
-
-def _key(headers: Headers) -> str:
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    return headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")

@@ -169,7 +169,7 @@ class _Forward(Response):
                 _log.warning("%s: the replica broke off: %r", self._id, error)
                 break
         self._status = 503
-        await not_serving(self._route, self._headers())(scope, receive, send)
+        await not_serving(self._route, self._marks())(scope, receive, send)
 
     async def _relay(self, upstream: httpx.Response, send: Send) -> None:
         self._status = upstream.status_code
@@ -207,7 +207,7 @@ class _Forward(Response):
         )
 
     def _start(self, media_type: str, length: int | None = None) -> Message:
-        headers = {"content-type": media_type, "cache-control": "no-store", **self._headers()}
+        headers = {"content-type": media_type, "cache-control": "no-store", **self._marks()}
         if length is not None:
             headers["content-length"] = str(length)
         return {
@@ -216,7 +216,7 @@ class _Forward(Response):
             "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
         }
 
-    def _headers(self) -> dict[str, str]:
+    def _marks(self) -> dict[str, str]:
         return {
             "x-request-id": self._id,
             "x-slipway-version": self._route.version,

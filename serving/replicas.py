@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.targets import Served
-from registry.errors import Corrupt, SlipwayError, Unavailable
+from registry.errors import Corrupt, InvalidInput, NotFound, SlipwayError, Unavailable
 from registry.registry import Registry
 from registry.views import VersionView
 from serving.engines import Engine, fingerprint
@@ -228,7 +228,10 @@ class Replicas:
             if isinstance(error, SlipwayError):
                 message = f"{version.reference} could not be served: {error.message}"
                 await self._records.ended(entry.id, ReplicaStatus.FAILED, message)
-                raise type(error)(message) from error
+                kind = (
+                    type(error) if type(error) in (Corrupt, InvalidInput, NotFound) else Unavailable
+                )
+                raise kind(message) from error
             await self._records.ended(entry.id, ReplicaStatus.STOPPED, None)
             raise
         _log.info("replica %s serves %s at %s", entry.id, version.reference, child.url)

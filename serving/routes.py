@@ -6,7 +6,6 @@ snapshot holds SHA-256 sums of keys and never a key; the file is readable by its
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -16,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from registry.tenants import key_hash
 
 FORMAT = 1
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Routes:
 
     def tenant(self, key: str) -> str | None:
         """The tenant of an API key, or None. Looked up by hash, so timing tells nothing."""
-        return self.keys.get(hashlib.sha256(key.encode()).hexdigest())
+        return self.keys.get(key_hash(key))
 
     def of(self, tenant_id: str) -> list[Route]:
         """The routes of a tenant, by name."""

@@ -19,8 +19,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from registry import Jobs, NewVersion, Registry
-from registry.views import VersionView
+
+from registry import Jobs, Kind, NewVersion, Origin, Registry, VersionView
 from serving import Endpoints, GatewayProcess, Replicas, snapshot_path
 from serving.launch import free_port
 
@@ -78,7 +78,9 @@ class Stack:
         return await self.finished(job.id)
 
     async def finished(self, job_id: str) -> Any:
-        return await self.jobs.wait(job_id, timeout=60)
+        while (job := await self.jobs.wait(self.tenant, job_id, 30)).status == "running":
+            pass
+        return job
 
     def client(self, key: str | None = None) -> openai.AsyncOpenAI:
         assert self.gateway is not None
@@ -117,8 +119,8 @@ def add_version(
         NewVersion(
             tenant_id=tenant,
             group=group,
-            kind=kind,
-            origin="import",
+            kind=Kind(kind),
+            origin=Origin.IMPORT,
             base_model="tiny",
             base_digest="sha256:" + hashlib.sha256(b"tiny").hexdigest(),
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+
 from registry.auth import AuthMiddleware, install_error_handlers
 from serving.api import router
 

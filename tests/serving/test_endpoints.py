@@ -11,11 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlmodel import select
+
 from registry.errors import InvalidInput, NotFound
 from serving import GatewayProcess, snapshot_path
 from serving.models import Replica
 from serving.processes import ProcessId, end_session
-from sqlmodel import select
 
 Make = Callable[..., Any]
 

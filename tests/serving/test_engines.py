@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from registry.errors import InvalidInput, Unavailable
 from serving.engines import VllmEngine, _installed_version, fingerprint
 

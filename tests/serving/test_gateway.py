@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from serving.gateway import create_app
-from serving.routes import Routes, write
 from starlette.routing import Route
 from starlette.testclient import TestClient
+
+from serving.gateway import create_app
+from serving.routes import Routes, write
 
 Make = Callable[..., Any]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from registry.errors import Conflict, Unavailable
 from serving import GatewayProcess
 from serving.launch import free_port

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from serving.logs import how_it_ended, telling_line
 
 

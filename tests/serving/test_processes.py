@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from serving.processes import ProcessId, child_environment, end_session, identify, members, spawn
 
 # A leader with a child that will not listen, and a grandchild of that.

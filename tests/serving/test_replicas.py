@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from sqlmodel import select
+
 from registry.errors import Corrupt, Unavailable
 from serving import ReplicaStatus, fingerprint
 from serving.engines import Engine
@@ -15,7 +17,6 @@ from serving.launch import free_port
 from serving.models import Replica
 from serving.processes import ProcessId
 from serving.replicas import KEPT
-from sqlmodel import select
 
 Make = Callable[..., Any]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from serving import VllmEngine, fingerprint
 from serving.engines import _installed_version
 
@@ -56,7 +57,7 @@ def make_model(folder: Path) -> None:
 
 
 def add_model(s: Any, group: str, *, truncate: bool = False) -> Any:
-    from registry import NewVersion
+    from registry import Kind, NewVersion, Origin
 
     staged = s.registry.store.stage()
     make_model(staged)
@@ -68,8 +69,8 @@ def add_model(s: Any, group: str, *, truncate: bool = False) -> Any:
         NewVersion(
             tenant_id=s.tenant,
             group=group,
-            kind="merged",
-            origin="import",
+            kind=Kind.MERGED,
+            origin=Origin.IMPORT,
             base_model="tiny",
             base_digest=manifest.digest,
         ),
@@ -88,8 +89,7 @@ def test_a_real_engine_behind_the_gateway(stack: Callable[..., Any]) -> None:
             version = add_model(s, "tiny")
             async with s.replicas.serve(version, keep=True) as served:
                 await measured(served)
-            job = await s.endpoints.deploy(s.tenant, "chat", "tiny/1")
-            done = await s.jobs.wait(job.id, timeout=280)
+            done = await s.deploy("chat", "tiny/1")
             assert done.status == "done", done
             assert done.result["replica_id"] == served.replica_id
             assert done.result["engine_fingerprint"] == fingerprint(engine.describe())
@@ -99,8 +99,7 @@ def test_a_real_engine_behind_the_gateway(stack: Callable[..., Any]) -> None:
 
             # A model that cannot be loaded, while the other serves on.
             add_model(s, "broken", truncate=True)
-            job = await s.endpoints.deploy(s.tenant, "chat", "broken/1")
-            failed = await s.jobs.wait(job.id, timeout=280)
+            failed = await s.deploy("chat", "broken/1")
             assert failed.status == "failed"
             assert "SafetensorError" in failed.error, failed.error
             async with s.client() as client:
