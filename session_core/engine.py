@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from registry.errors import InvalidInput, NotFound
+from registry.files import Files
 from session_core import operations as op
 from session_core import snapshots, training_data
 from session_core.datums import Datums, read_datums
@@ -66,8 +67,9 @@ class Run:
 class Engine:
     """One base model and the runs and samplers on it."""
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: Base, *, files: Files | None = None) -> None:
         self.base = base
+        self._files = files or Files()
         self.adapters = Adapters(base.model)
         self._runs: dict[str, Run] = {}
         self._samplers: dict[str, str | None] = {}
@@ -289,6 +291,7 @@ class Engine:
             state=run.trainer_state(),
             optimizer=run.optimizer.tensors() if optimizer else None,
             extra=extra,
+            files=self._files,
         )
         return Result(params=run.describe())
 
@@ -302,6 +305,7 @@ class Engine:
             optimizer=run.optimizer.tensors(),
             gradients=run.gradients or None,
             extra={snapshots.TRAINING_DATA: run.data.dump()},
+            files=self._files,
         )
         return Result(params=run.describe())
 

@@ -84,6 +84,7 @@ class Scheduler:
 
     def _train(self, work: _Work) -> None:
         if work.operation.kind == UNLOAD_SAMPLER:
+            self._admit()  # requests that came before it
             sampler_id = str(work.operation.params.get("sampler_id"))
             if sampler_id in self._decoders:
                 # Its last requests are still decoding; it goes when they are done.

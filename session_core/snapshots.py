@@ -14,9 +14,7 @@ and so is the folder; that a folder is complete is for its owner to record.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +24,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from registry.errors import Corrupt, InvalidInput, StorageFull
+from registry.errors import Corrupt, InvalidInput
+from registry.files import Files, full_disk_named
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
@@ -37,7 +36,6 @@ PROBE = "probe.json"
 TRAINING_DATA = "training-data.json"
 
 _FORMAT = 1
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -76,29 +74,26 @@ def write_state(
     optimizer: Tensors | None = None,
     gradients: Tensors | None = None,
     extra: Mapping[str, bytes] | None = None,
+    files: Files,
 ) -> None:
     """Write a run's state into an existing folder.
 
     Raises StorageFull when the disk has no room; the folder is for its owner to drop then.
     """
-    files: dict[str, bytes] = {
+    contents: dict[str, bytes] = {
         ADAPTER_CONFIG: _json(config),
         ADAPTER: _tensors(adapter),
         TRAINER_STATE: _json({"format": _FORMAT, **asdict(state)}),
         **(extra or {}),
     }
     if optimizer is not None:
-        files[OPTIMIZER] = _tensors(optimizer)
+        contents[OPTIMIZER] = _tensors(optimizer)
     if gradients is not None:
-        files[GRADIENTS] = _tensors(gradients)
-    try:
-        for name, data in files.items():
-            _write(folder / name, data)
-        _sync(folder)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull("The disk has no room for the save; nothing was saved.") from error
-        raise
+        contents[GRADIENTS] = _tensors(gradients)
+    with full_disk_named("the save"):
+        for name, data in contents.items():
+            files.write(folder / name, data)
+        files.sync(folder)
 
 
 def read_state(folder: Path) -> Saved:
@@ -158,18 +153,3 @@ def _tensors(tensors: Tensors) -> bytes:
     held = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     data: bytes = save(held, metadata={"format": "pt"})
     return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
