@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -57,23 +58,21 @@ class Grader(Protocol):
 class NumericGrader:
     """The last number of the answer wins, however it is written.
 
-    Understood: thousands separators (1,234), decimals, exponents, fractions (3/4 and LaTeX
-    \\frac{3}{4}), any dash as a minus sign, currency signs, digits of any script. A dash after
-    a digit, letter or closing bracket is an operator or a hyphen: the number of "10-3" is 3.
-    Digits right after a Latin letter (x2, H2O) are no number.
+    Understood: thousands separators (a comma or a no-break space), decimals, exponents,
+    fractions (3/4 and LaTeX \\frac{3}{4}), any dash as a minus sign, currency signs, digits of
+    any script. A dash after a digit, letter or closing bracket is an operator or a hyphen: the
+    number of "10-3" is 3. Digits right after a Latin letter (x2, H2O) are no number.
     """
 
     name = f"numeric/{VERSION}"
 
     def extract(self, text: str) -> Extracted | None:
         plain = _plain(text)
-        last = None
-        for last in _NUMBER.finditer(plain):  # noqa: B007
-            pass
-        if last is None:
+        last = deque(_NUMBER.finditer(plain), maxlen=1)
+        if not last:
             return None
-        rest = plain[last.end() :]
-        return Extracted(text=last["number"], at_end=not rest.strip(".,/"))
+        rest = plain[last[0].end() :]
+        return Extracted(text=last[0]["number"], at_end=not rest.strip(".,/"))
 
     def equal(self, extracted: str, reference: str) -> bool:
         value, right = _value(extracted), _reference(reference)
@@ -113,12 +112,12 @@ GRADERS: dict[str, Grader] = {"numeric": NumericGrader(), "exact": ExactGrader()
 
 
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d"), "-")
-_SEPARATORS = dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
+_SPACED_THOUSANDS = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _UNSIGNED = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _NUMBER = re.compile(
-    # Never within a longer number or right after a letter.
-    r"(?<![A-Za-z0-9])(?<![0-9][.,])"
+    # Never within a longer run of digits, or right after a letter.
+    r"(?<![A-Za-z0-9])"
     r"(?P<number>(?:(?<![A-Za-z0-9)\]}])-)?"
     rf"[$€£¥]?{_UNSIGNED}(?:/[0-9]+)?)"
 )
@@ -126,21 +125,20 @@ _LATEX_FRACTION = re.compile(r"\\[dt]?frac ?\{ ?(-?[0-9]+) ?\} ?\{ ?([0-9]+) ?\}
 
 
 def _plain(text: str) -> str:
-    """ASCII digits, one kind of dash and of space, LaTeX's number markup removed."""
-    text = text.translate(_DASHES).translate(_SEPARATORS)
+    """ASCII digits, one kind of dash and of thousands separator, no LaTeX number markup."""
+    text = text.translate(_DASHES)
     text = "".join(
         str(unicodedata.decimal(char)) if not char.isascii() and char.isdecimal() else char
         for char in text
     )
     text = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "").replace("\\$", "$")
-    return _LATEX_FRACTION.sub(r"\1/\2", text)
+    return _LATEX_FRACTION.sub(r"\1/\2", _SPACED_THOUSANDS.sub(",", text))
 
 
 def _value(number: str) -> Fraction | None:
     """The exact value of a matched number; None for one too large to handle."""
     bare = re.sub(r"[$€£¥,]", "", number)
-    mantissa, _, exponent = bare.lower().partition("e")
-    exponent = exponent.partition("/")[0]
+    exponent = bare.lower().partition("e")[2].partition("/")[0]
     if sum(map(str.isdigit, bare)) > _MAX_DIGITS:
         return None
     if exponent and abs(int(exponent)) > _MAX_EXPONENT:

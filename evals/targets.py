@@ -114,13 +114,13 @@ class CompletionsTarget:
     """A server with OpenAI's `/v1/completions` that takes prompts as token ids."""
 
     def __init__(
-        self, *, base_url: str, model: str, tokenizer_file: Path, client: httpx.AsyncClient
+        self, *, base_url: str, model: str, codec: Codec, client: httpx.AsyncClient
     ) -> None:
-        """`base_url` with or without `/v1`; `client` is the caller's to close."""
+        """`base_url` with or without `/v1`; `codec` of the version; `client` stays the caller's."""
         self._url = base_url.rstrip("/").removesuffix("/v1") + "/v1/completions"
         self._model = model
         self._client = client
-        self.codec = Codec(tokenizer_file)
+        self._codec = codec
 
     async def generate(self, token_ids: Sequence[int], decoding: Decoding) -> Completion:
         """Continue a prompt, greedily. Raises TargetError."""
@@ -134,9 +134,14 @@ class CompletionsTarget:
         text, finish = choice.get("text"), choice.get("finish_reason")
         if not isinstance(text, str) or not isinstance(finish, str):
             raise TargetError("the answer has no text or no finish_reason", retryable=True)
+        if finish not in ("stop", "length"):
+            # vLLM ends requests with "abort" or "error" when it stops or fails.
+            raise TargetError(f"the answer was broken off: {finish!r}", retryable=True)
         ids = choice.get("token_ids")
         if not isinstance(ids, list):
-            ids = self.codec.encode(text)
+            ids = self._codec.encode(text)
+        # Lone surrogates are legal in JSON and cannot be stored.
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return Completion(text=text, token_ids=tuple(ids), finish_reason=finish)
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float | None]:
