@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import binom, binomtest
 
 Alternative = Literal["greater", "two-sided"]
 
@@ -159,23 +159,3 @@ def minimum_detectable_effect(
     if missing(0.0) >= 0:
         return 0.0
     return float(brentq(missing, 0.0, discordant_share, xtol=1e-6))
-
-
-def approximate_detectable_effect(
-    n: int, *, discordant_share: float, alpha: float = 0.05, power: float = 0.8
-) -> float:
-    """The same by the normal approximation for a two-sided test, for planning tables.
-
-    Capped at `discordant_share`, which no difference exceeds. Source: Connor (1987),
-    Biometrics 43, 207-211, solved for the difference.
-    """
-    z_alpha, z_power = float(norm.isf(alpha / 2)), float(norm.isf(1 - power))
-
-    def excess(difference: float) -> float:
-        needed = z_alpha * math.sqrt(discordant_share)
-        needed += z_power * math.sqrt(max(discordant_share - difference**2, 0.0))
-        return difference * math.sqrt(n) - needed
-
-    if excess(discordant_share) <= 0:
-        return discordant_share
-    return float(brentq(excess, 0.0, discordant_share, xtol=1e-9))
