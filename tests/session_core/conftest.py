@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from session_core.engine import Engine
 from session_core.model import Base, open_base
 from session_core.operations import Operation, datum_arrays
+
+# A busy machine is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
