@@ -16,8 +16,11 @@ Operation kinds, their ``params`` and the result's:
     optim_step         learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12,
                        weight_decay=0, grad_clip_norm=0     -> metrics, step
     save_checkpoint    folder: a package that resumes       -> tokens_trained, step, last_loss,
-                       training                                rank, alpha, seed, train_*
-    save_weights       folder: the adapter alone            -> the same
+                       training; base_model=None: the          rank, alpha, seed, train_*
+                       base's name in the adapter's config;
+                       evidence=True: with the probe and
+                       the training data's fingerprints
+    save_weights       the same, without the optimizer      -> the same
     snapshot, restore  folder: a run's whole state, for
                        recovery from a crash                -> step
     unload_run         -                                    -> {}
