@@ -1,1 +1,6 @@
-"""session_core."""
+"""Training sessions: ordered, durable operations on LoRA runs that share one base model."""
+
+from session_core.lines import Limits
+from session_core.service import Outcome, SessionService
+
+__all__ = ["Limits", "Outcome", "SessionService"]

@@ -197,13 +197,13 @@ class OperationLog:
             )
             return session.exec(statement.order_by(col(LoggedOperation.seq)).limit(1)).first()
 
-    def runs_with_work(self) -> list[str]:
-        """Ids of the runs that have queued operations."""
+    def runs_with_work(self) -> Sequence[TrainingRun]:
+        """The runs that have queued operations."""
         with self._db.read() as session:
-            statement = select(LoggedOperation.run_id).where(
+            queued = select(LoggedOperation.run_id).where(
                 LoggedOperation.status == OperationStatus.QUEUED
             )
-            return list(session.exec(statement.distinct()))
+            return session.exec(select(TrainingRun).where(col(TrainingRun.id).in_(queued))).all()
 
     def last_settled(self, run_id: str) -> int:
         """The highest sequence id of a run whose result is known, -1 if none is."""

@@ -1,0 +1,84 @@
+"""Results: one long poll a request, in the shape its kind has on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from registry import Caller, InvalidInput, NotFound
+from session_core import operations as op
+from session_core.dialects.tinker import bodies
+from session_core.dialects.tinker.protobuf import (
+    MEDIA_TYPE,
+    forward_backward_output,
+    sample_response,
+)
+from session_core.operations import Operation, Result
+from session_core.service import Outcome, SessionService
+
+# The client gives a poll 45 s; it asks again at once after an empty answer.
+POLL_SECONDS = 30.0
+# What the wire can carry as a token id.
+TOKEN_BOUNDS = np.iinfo(np.int32)
+
+TRAINING = frozenset({op.FORWARD, op.FORWARD_BACKWARD})
+
+
+def sample_operation(tokens: list[int], params: dict[str, Any]) -> Operation:
+    """A sample operation. Raises: InvalidInput: for token ids that no vocabulary holds."""
+    if any(not 0 <= token <= TOKEN_BOUNDS.max for token in tokens):
+        raise InvalidInput("the prompt holds token ids that no vocabulary holds")
+    return Operation(kind=op.SAMPLE, params=params, arrays={"tokens": np.array(tokens, np.int32)})
+
+
+def add_routes(routes: APIRouter, service: SessionService) -> None:
+    """The route that polls for results."""
+
+    @routes.post("/retrieve_future")
+    async def retrieve_future(caller: Caller, body: bodies.RetrieveFuture) -> Response:
+        try:
+            outcome = await service.outcome(caller, body.request_id, seconds=POLL_SECONDS)
+        except NotFound as error:
+            # 410 says the promise is lost: a sample is then submitted again by the client.
+            return JSONResponse({"detail": error.message}, status_code=410)
+        if outcome.state == "waiting":
+            return JSONResponse(
+                {
+                    "type": "try_again",
+                    "request_id": body.request_id,
+                    "queue_state": "active",
+                    "queue_state_reason": outcome.message,
+                }
+            )
+        if outcome.state == "failed":
+            return JSONResponse({"error": outcome.message, "category": outcome.category})
+        return answer(outcome)
+
+
+def answer(outcome: Outcome) -> Response:
+    """A result in the shape of its kind."""
+    result = outcome.result
+    assert result is not None
+    if outcome.kind in TRAINING:
+        return Response(forward_backward_output(result), media_type=MEDIA_TYPE)
+    if outcome.kind == op.SAMPLE:
+        return Response(sample_response(result), media_type=MEDIA_TYPE)
+    return JSONResponse(json_result(outcome.kind, result))
+
+
+def json_result(kind: str, result: Result) -> dict[str, Any]:
+    """The results that are JSON on the wire."""
+    params = dict(result.params)
+    if kind == op.OPTIM_STEP:
+        return {"metrics": params["metrics"], "type": "optim_step"}
+    if kind == op.SAVE_CHECKPOINT:
+        return {"path": params["path"], "type": "save_weights"}
+    if kind == op.SAVE_WEIGHTS:
+        known = {key: params.get(key) for key in ("path", "sampling_session_id")}
+        named = {key: value for key, value in known.items() if value is not None}
+        return {**named, "type": "save_weights_for_sampler"}
+    kinds = {op.CREATE_RUN: "create_model", op.LOAD_RUN: "load_weights"}
+    return {"model_id": params["model_id"], "path": params.get("path"), "type": kinds[kind]}

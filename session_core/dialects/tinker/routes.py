@@ -1,0 +1,268 @@
+"""The routes of the dialect, put together, and those of start-up, training and sampling."""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from registry import Caller, InvalidInput, NotFound
+from session_core import operations as op
+from session_core.dialects.tinker import bodies, futures, rest
+from session_core.dialects.tinker.protobuf import (
+    LARGEST_BODY,
+    MEDIA_TYPE,
+    decompress,
+    parse_forward_backward,
+)
+from session_core.models import LoggedOperation, SessionStatus
+from session_core.operations import Operation
+from session_core.service import SessionService
+
+PREFIX = "/api/v1"
+CLIENT_CONFIG = {
+    "pjwt_auth_enabled": False,
+    "use_pyqwest_transport": False,
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,
+}
+
+
+def router(service: SessionService) -> APIRouter:
+    """Every route of the dialect, on one service."""
+    routes = APIRouter(prefix=PREFIX)
+    _start_up(routes, service)
+    _training(routes, service)
+    _weights(routes, service)
+    _sampling(routes, service)
+    futures.add_routes(routes, service)
+    rest.add_routes(routes, service)
+
+    @routes.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    async def refuse(path: str) -> Response:
+        raise NotFound(f"{PREFIX}/{path} is not served here: see docs/compatibility.md")
+
+    return routes
+
+
+def submitted(row: LoggedOperation) -> dict[str, Any]:
+    """The future of an operation."""
+    return {"request_id": row.id, "model_id": row.run_id}
+
+
+def _start_up(routes: APIRouter, service: SessionService) -> None:
+    @routes.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.post("/client/config")
+    async def client_config() -> dict[str, Any]:
+        return CLIENT_CONFIG
+
+    @routes.post("/client/dynamic_config")
+    async def dynamic_config() -> dict[str, Any]:
+        return {}
+
+    @routes.post("/telemetry")
+    async def telemetry() -> dict[str, str]:
+        # Accepted, so that the client is content, and dropped: nothing is collected here.
+        return {"status": "accepted"}
+
+    @routes.get("/get_server_capabilities")
+    async def capabilities() -> dict[str, Any]:
+        model = {
+            "model_name": service.base.name,
+            "max_context_length": service.worker.health.get("context"),
+            "trainable": True,
+            "sampleable": True,
+        }
+        return {"supported_models": [model]}
+
+    @routes.post("/create_session")
+    async def create_session(caller: Caller, body: bodies.CreateSession) -> dict[str, Any]:
+        session = await service.create_session(
+            caller,
+            user_metadata=body.user_metadata or {},
+            tags=body.tags,
+            sdk_version=body.sdk_version,
+            display_name=body.display_name,
+        )
+        return {"session_id": session.id, "type": "create_session"}
+
+    @routes.post("/session_heartbeat")
+    async def heartbeat(caller: Caller, body: bodies.SessionRef) -> Response:
+        status = await service.heartbeat(caller, body.session_id)
+        if status is not SessionStatus.ACTIVE:
+            return JSONResponse({"detail": f"the session is {status.value}"}, status_code=410)
+        return JSONResponse({"type": "session_heartbeat"})
+
+    @routes.post("/sessions/{session_id}/finish")
+    async def finish(caller: Caller, session_id: str) -> dict[str, str]:
+        await service.end_session(caller, session_id, SessionStatus.FINISHED)
+        return {}
+
+
+def _training(routes: APIRouter, service: SessionService) -> None:
+    @routes.post("/create_model")
+    async def create_model(caller: Caller, body: bodies.CreateModel) -> dict[str, Any]:
+        _adam_only(body.optimizer_config)
+        lora = body.lora_config or bodies.LoraConfig()
+        # A run without a seed gets one here, so that a replay initialises it alike.
+        seed = lora.seed if lora.seed is not None else int(service.registry.new_id()[:8], 16)
+        row = await service.create_run(
+            caller,
+            body.session_id,
+            body.model_seq_id,
+            base_model=body.base_model,
+            lora={**lora.model_dump(), "seed": seed},
+            user_metadata=body.user_metadata or {},
+        )
+        return submitted(row)
+
+    @routes.post("/get_info")
+    async def get_info(caller: Caller, body: bodies.ModelRef) -> dict[str, Any]:
+        run = await to_thread(service.operations.run, caller.tenant_id, body.model_id)
+        # A folder, so that the client's tokenizer is read from disk and from no hub.
+        data = {"model_name": run.base_model, "tokenizer_id": str(service.base_folder)}
+        return {
+            "type": "get_info",
+            "model_id": run.id,
+            "model_data": data,
+            "model_name": run.base_model,
+            "is_lora": True,
+            "lora_rank": run.lora.get("rank"),
+        }
+
+    @routes.post("/forward_backward")
+    async def forward_backward(caller: Caller, request: Request) -> dict[str, Any]:
+        if request.headers.get("content-type", "").split(";")[0] != MEDIA_TYPE:
+            raise InvalidInput(f"forward_backward is sent as {MEDIA_TYPE}: update the tinker SDK")
+        body = await _body(request)
+        encoding = request.headers.get("content-encoding")
+        raw = await to_thread(decompress, body, encoding)
+        run_id, seq, operation = await to_thread(parse_forward_backward, raw)
+        return submitted(await service.submit(caller, run_id, seq, operation))
+
+    @routes.post("/optim_step")
+    async def optim_step(caller: Caller, body: bodies.OptimStep) -> dict[str, Any]:
+        operation = Operation(kind=op.OPTIM_STEP, params=body.adam())
+        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
+        return submitted(row)
+
+
+def _weights(routes: APIRouter, service: SessionService) -> None:
+    @routes.post("/save_weights")
+    async def save_weights(caller: Caller, body: bodies.SaveWeights) -> dict[str, Any]:
+        seq = _seq(body.seq_id)
+        params = {
+            "name": body.path or f"{seq:06d}",
+            "overwrite": body.overwrite,
+            "user_metadata": body.user_metadata or {},
+        }
+        operation = Operation(kind=op.SAVE_CHECKPOINT, params=params)
+        return submitted(await service.submit(caller, body.model_id, seq, operation))
+
+    @routes.post("/save_weights_for_sampler")
+    async def save_for_sampler(
+        caller: Caller, body: bodies.SaveWeightsForSampler
+    ) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "name": body.path,
+            "user_metadata": body.user_metadata or {},
+        }
+        if body.path is None:
+            if body.sampling_session_seq_id is None:
+                raise InvalidInput("a save without a name needs a sampling_session_seq_id")
+            params = {"sampling_session_seq_id": body.sampling_session_seq_id}
+        operation = Operation(kind=op.SAVE_WEIGHTS, params=params)
+        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
+        return submitted(row)
+
+    @routes.post("/load_weights")
+    async def load_weights(caller: Caller, body: bodies.LoadWeights) -> dict[str, Any]:
+        if body.optimizer_config is not None:
+            _adam_only(body.optimizer_config)
+        if body.base_model is not None:
+            service.base.check(body.base_model)
+        if body.model_id is not None:
+            row = await service.load_into(
+                caller,
+                body.model_id,
+                _seq(body.seq_id),
+                path=body.path,
+                optimizer=body.optimizer,
+            )
+            return submitted(row)
+        if body.session_id is None or body.model_seq_id is None:
+            raise InvalidInput("load_weights needs a model_id, or a session_id and model_seq_id")
+        row = await service.load_run(
+            caller,
+            body.session_id,
+            body.model_seq_id,
+            path=body.path,
+            optimizer=body.optimizer,
+            user_metadata=body.user_metadata or {},
+        )
+        return submitted(row)
+
+
+def _sampling(routes: APIRouter, service: SessionService) -> None:
+    @routes.post("/create_sampling_session")
+    async def create_sampling_session(
+        caller: Caller, body: bodies.CreateSamplingSession
+    ) -> dict[str, Any]:
+        sampler = await service.create_sampler(
+            caller,
+            body.session_id,
+            body.sampling_session_seq_id,
+            base_model=body.base_model,
+            model_path=body.model_path,
+        )
+        return {"sampling_session_id": sampler.id, "type": "create_sampling_session"}
+
+    @routes.get("/samplers/{sampler_id}")
+    async def show_sampler(caller: Caller, sampler_id: str) -> dict[str, Any]:
+        sampler = await to_thread(service.operations.sampler, caller.tenant_id, sampler_id)
+        return {
+            "sampler_id": sampler.id,
+            "base_model": sampler.base_model,
+            "model_path": sampler.model_path,
+        }
+
+    @routes.post("/asample")
+    async def asample(caller: Caller, body: bodies.Sample) -> dict[str, Any]:
+        body.check()
+        assert body.sampling_session_id is not None
+        params = {
+            **body.sampling_params.model_dump(),
+            "num_samples": body.num_samples,
+            "prompt_logprobs": bool(body.prompt_logprobs),
+        }
+        operation = futures.sample_operation(body.prompt.tokens(), params)
+        sample = await service.sample(caller, body.sampling_session_id, operation, seq=body.seq_id)
+        ids = [f"{sample.id}:{number}" for number in range(sample.num_samples)]
+        return {"request_id": sample.id, "sample_sequence_ids": ids}
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body, given up once it is too long."""
+    pieces, length = [], 0
+    async for piece in request.stream():
+        length += len(piece)
+        if length > LARGEST_BODY:
+            raise InvalidInput(f"the body is larger than {LARGEST_BODY} bytes: send less at once")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _seq(seq: int | None) -> int:
+    if seq is None:
+        raise InvalidInput("seq_id is missing: operations of a run are numbered from 1")
+    return seq
+
+
+def _adam_only(config: bodies.OptimizerConfig) -> None:
+    if config.type != "adamw":
+        raise InvalidInput(f"optimizer {config.type!r} is not served here: use adamw")

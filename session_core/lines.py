@@ -1,0 +1,239 @@
+"""One line a run: its operations, strictly in sequence, whatever the order they came in.
+
+What follows a failure is defined so: an operation that fails leaves the run as it was and
+fails alone; what comes after it goes on. A sequence id that never comes holds the line, says
+so to whoever waits, and after a while fails what waits behind it and closes the run, since
+nobody can know what the missing operation would have done. An operation over which the
+engine died twice is failed, so that it cannot bring it down for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry import InvalidInput, NotFound, SlipwayError, Usage
+from session_core import operations as op
+from session_core.log import OperationLog
+from session_core.models import LoggedOperation
+from session_core.operations import Operation, Result, decode, encode
+from session_core.recovery import Snapshots, bring_in
+from session_core.saves import Saver
+from session_core.supervisor import EpochPassed, Supervisor
+from session_core.worker_client import OperationFailed, WorkerDied
+
+log = logging.getLogger(__name__)
+
+SAVES = frozenset({op.SAVE_CHECKPOINT, op.SAVE_WEIGHTS})
+TRAINING = frozenset({op.FORWARD_BACKWARD, op.FORWARD})
+MOST_DEATHS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How a line behaves; durations in seconds."""
+
+    gap_seconds: float = 120.0
+    """How long a missing sequence id is waited for."""
+    snapshot_steps: int = 10
+    """Optimizer steps between two snapshots: they bound what a crash makes repeat."""
+
+
+class Line:
+    """Executes one run's operations. Every method runs on the event loop."""
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        tenant_id: str,
+        operations: OperationLog,
+        saver: Saver,
+        supervisor: Supervisor,
+        usage: Usage,
+        folder: Path,
+        limits: Limits,
+        settled: Callable[[str], None],
+    ) -> None:
+        self.run_id = run_id
+        self._tenant_id = tenant_id
+        self._operations = operations
+        self._saver = saver
+        self._supervisor = supervisor
+        self._usage = usage
+        self._snapshots = Snapshots(folder / "snapshots")
+        self._limits = limits
+        self._settled = settled
+        self._loaded_in = 0
+        self._steps_since_snapshot = 0
+        self._wake = asyncio.Event()
+        self._ending = False
+        self.waiting_for: int | None = None
+        """The sequence id that is missing, while one is."""
+        self._task = asyncio.create_task(self._run(), name=f"line {run_id}")
+
+    def wake(self) -> None:
+        """Look at the log again: something was appended."""
+        self._wake.set()
+
+    async def end(self) -> None:
+        """Finish what is queued in order, then leave the engine. Returns at once."""
+        self._ending = True
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Leave everything as it is and stop; what is queued goes on at the next start."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has left the engine for good."""
+        return self._task.done()
+
+    async def _run(self) -> None:
+        expected = await to_thread(self._operations.last_settled, self.run_id) + 1
+        while True:
+            # Cleared before looking: what is appended after the look wakes the wait below.
+            self._wake.clear()
+            row = await to_thread(self._operations.next_queued, self.run_id)
+            if row is None:
+                if self._ending:
+                    await self._leave()
+                    return
+                await self._wake.wait()
+            elif row.seq > expected:
+                await self._wait_for(expected, row.seq)
+            else:
+                await self._execute(row)
+                expected = max(expected, row.seq + 1)
+
+    async def _wait_for(self, missing: int, waiting: int) -> None:
+        self.waiting_for = missing
+        try:
+            await asyncio.wait_for(self._wake.wait(), self._limits.gap_seconds)
+        except TimeoutError:
+            message = (
+                f"operation {missing} of {self.run_id} never came, and {waiting} waited for it "
+                f"{self._limits.gap_seconds:.0f} s: the run takes no more operations; go on from "
+                "its last save"
+            )
+            await to_thread(self._operations.update_run, self.run_id, corrupted=message)
+            for request_id in await to_thread(self._operations.fail_queued, self.run_id, message):
+                self._settled(request_id)
+        finally:
+            self.waiting_for = None
+
+    async def _execute(self, row: LoggedOperation) -> None:
+        """Bring one operation to its end, through as many deaths of the engine as it takes."""
+        while True:
+            try:
+                result = await self._carry_out(row)
+            except EpochPassed:
+                continue
+            except WorkerDied:
+                if await to_thread(self._operations.count_death, row.id) < MOST_DEATHS:
+                    continue
+                message = (
+                    f"the engine died {MOST_DEATHS} times over this {row.kind}: it was given up, "
+                    "and the run is as it was before it; its datums may need too much memory"
+                )
+                await to_thread(self._operations.fail, row.id, message, "server")
+            except OperationFailed as error:
+                await to_thread(self._operations.fail, row.id, error.message, error.category)
+            except SlipwayError as error:
+                category = "user" if error.status < 500 else "server"
+                await to_thread(self._operations.fail, row.id, error.message, category)
+            except Exception:
+                log.exception("operation %s (%s) failed", row.id, row.kind)
+                message = "the server failed; its log says how"
+                await to_thread(self._operations.fail, row.id, message, "server")
+            else:
+                await to_thread(self._meter, row, result)
+                await to_thread(self._operations.finish, row.id, encode(result))
+                self._settled(row.id)
+                await self._maybe_snapshot(row)
+                return
+            self._settled(row.id)
+            return
+
+    async def _carry_out(self, row: LoggedOperation) -> Result:
+        run = await to_thread(self._operations.run, row.tenant_id, self.run_id)
+        if run.corrupted is not None:
+            raise InvalidInput(run.corrupted)
+        epoch = await self._supervisor.ready()
+        if epoch != self._loaded_in:
+            replayed = await bring_in(
+                self.run_id,
+                log=self._operations,
+                snapshots=self._snapshots,
+                supervisor=self._supervisor,
+                resolve=self._saver.resolve,
+                epoch=epoch,
+            )
+            if replayed:
+                log.info("%s: %d operations replayed", self.run_id, replayed)
+            self._loaded_in = epoch
+
+        async def execute(operation: Operation) -> Result:
+            return await self._supervisor.execute(self.run_id, operation, epoch=epoch)
+
+        if row.kind in SAVES:
+            named = "name" in decode(row.payload).params
+            carry: Callable[..., Awaitable[Result]] = (
+                self._saver.save if named else self._saver.snapshot_sampler
+            )
+            return await carry(run, row, execute)
+        operation = await self._saver.resolve(decode(row.payload))
+        result = await execute(operation)
+        if row.kind in (op.CREATE_RUN, op.LOAD_RUN):
+            keys = ("rank", "alpha", "seed", "train_attn", "train_mlp", "train_unembed")
+            lora = {key: result.params[key] for key in keys if key in result.params}
+            parent = decode(row.payload).params.get("version_id")
+            await to_thread(
+                self._operations.update_run, self.run_id, lora=lora, parent_version_id=parent
+            )
+            described = {**result.params, "model_id": self.run_id}
+            result = Result(params={**described, "path": None})
+        return result
+
+    def _meter(self, row: LoggedOperation, result: Result) -> None:
+        if row.kind not in TRAINING:
+            return
+        self._usage.record(
+            tenant_id=row.tenant_id,
+            key_id=row.key_id,
+            operation=row.id,
+            kind="train" if row.kind == op.FORWARD_BACKWARD else "prefill",
+            session_id=self.run_id.partition(":")[0],
+            tokens=int(result.params["metrics"]["tokens:sum"]),
+        )
+
+    async def _maybe_snapshot(self, row: LoggedOperation) -> None:
+        """Write a snapshot once enough steps have passed; the log can do without it."""
+        if row.kind != op.OPTIM_STEP:
+            return
+        self._steps_since_snapshot += 1
+        if self._steps_since_snapshot < self._limits.snapshot_steps:
+            return
+        self._steps_since_snapshot = 0
+        try:
+            partial = await to_thread(self._snapshots.begin, row.seq)
+            operation = Operation(kind=op.SNAPSHOT, params={"folder": str(partial)})
+            await self._supervisor.execute(self.run_id, operation, epoch=self._loaded_in)
+            await to_thread(self._snapshots.commit, partial)
+        except (WorkerDied, EpochPassed, OperationFailed, OSError) as error:
+            log.warning("%s: no snapshot after %d: %s", self.run_id, row.seq, error)
+
+    async def _leave(self) -> None:
+        try:
+            if self._loaded_in == self._supervisor.epoch:
+                unload = Operation(kind=op.UNLOAD_RUN)
+                await self._supervisor.execute(self.run_id, unload, epoch=self._loaded_in)
+        except (WorkerDied, EpochPassed, OperationFailed, NotFound):
+            pass  # It is gone from the engine already.
+        await to_thread(self._snapshots.drop)

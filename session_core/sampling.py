@@ -1,0 +1,147 @@
+"""Sampling requests: held in memory, executed beside training.
+
+A sample depends on nothing that comes after it, so it needs no place in a run's line. It is
+not durable either: after a restart its id is unknown, and clients submit it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import to_thread
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from registry import Principal, SlipwayError, Usage
+from session_core import operations as op
+from session_core.models import Sampler
+from session_core.operations import Operation, Result
+from session_core.saves import Saver
+from session_core.supervisor import EpochPassed, Supervisor
+from session_core.worker_client import OperationFailed, WorkerDied
+
+MOST_LOADED = 8
+"""Samplers kept in the engine beside the runs; the one not used for longest makes room."""
+MOST_KEPT = 20_000
+"""Results kept for clients that have not fetched them yet."""
+MOST_DEATHS = 2
+
+
+@dataclass(kw_only=True, eq=False)
+class Sample:
+    """A request under way, or its result or failure."""
+
+    id: str
+    tenant_id: str
+    num_samples: int
+    task: asyncio.Task[Result]
+
+
+class Samples:
+    """Accepts sample requests and answers for them."""
+
+    def __init__(
+        self,
+        *,
+        supervisor: Supervisor,
+        saver: Saver,
+        usage: Usage,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._supervisor = supervisor
+        self._saver = saver
+        self._usage = usage
+        self._new_id = new_id
+        self._by_id: OrderedDict[str, Sample] = OrderedDict()
+        self._by_seq: dict[tuple[str, int], str] = {}
+        self._loaded: OrderedDict[str, int] = OrderedDict()  # sampler id -> epoch
+        self._loading = asyncio.Lock()
+
+    def submit(
+        self, sampler: Sampler, operation: Operation, *, seq: int | None, caller: Principal
+    ) -> Sample:
+        """Start a request; with a sequence id the sampler has had, return that request."""
+        key = (sampler.id, seq) if seq is not None else None
+        if key is not None and (known := self._by_seq.get(key)) in self._by_id:
+            assert known is not None
+            return self._by_id[known]
+        request_id = self._new_id()
+        sample = Sample(
+            id=request_id,
+            tenant_id=caller.tenant_id,
+            num_samples=int(operation.params.get("num_samples") or 1),
+            task=asyncio.create_task(self._run(request_id, sampler, operation, caller)),
+        )
+        self._by_id[request_id] = sample
+        if key is not None:
+            self._by_seq[key] = request_id
+        while len(self._by_id) > MOST_KEPT and next(iter(self._by_id.values())).task.done():
+            self._by_id.popitem(last=False)
+        return sample
+
+    def get(self, tenant_id: str, request_id: str) -> Sample | None:
+        """A tenant's request, if it is known."""
+        sample = self._by_id.get(request_id)
+        return sample if sample is not None and sample.tenant_id == tenant_id else None
+
+    async def stop(self) -> None:
+        """Abandon every request."""
+        tasks = [sample.task for sample in self._by_id.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(
+        self, request_id: str, sampler: Sampler, operation: Operation, caller: Principal
+    ) -> Result:
+        deaths = 0
+        while True:
+            try:
+                await self._load(sampler)
+                result = await self._supervisor.sample(sampler.id, operation)
+                break
+            except EpochPassed:
+                continue
+            except WorkerDied:
+                deaths += 1
+                if deaths >= MOST_DEATHS:
+                    raise
+            except SlipwayError as error:
+                # Unloaded to make room between the load and the request.
+                if isinstance(error, OperationFailed) and "is not loaded" in error.message:
+                    self._loaded.pop(sampler.id, None)
+                    continue
+                raise
+        await to_thread(self._meter, request_id, sampler, result, caller)
+        return result
+
+    async def _load(self, sampler: Sampler) -> None:
+        async with self._loading:
+            epoch = await self._supervisor.ready()
+            if self._loaded.get(sampler.id) != epoch:
+                folder = await to_thread(self._saver.sampler_folder, sampler)
+                params = {"sampler_id": sampler.id, "folder": str(folder) if folder else None}
+                load = Operation(kind=op.LOAD_SAMPLER, params=params)
+                await self._supervisor.execute(sampler.id, load, epoch=epoch)
+                self._loaded[sampler.id] = epoch
+            self._loaded.move_to_end(sampler.id)
+            while len(self._loaded) > MOST_LOADED:
+                oldest, loaded_in = self._loaded.popitem(last=False)
+                if loaded_in == epoch:
+                    unload = Operation(kind=op.UNLOAD_SAMPLER, params={"sampler_id": oldest})
+                    await self._supervisor.execute(oldest, unload, epoch=epoch)
+
+    def _meter(self, request_id: str, sampler: Sampler, result: Result, caller: Principal) -> None:
+        counts = {
+            "prefill": int(result.params["prompt_tokens"]),
+            "sample": len(result.arrays["tokens"]),
+        }
+        for kind, tokens in counts.items():
+            self._usage.record(
+                tenant_id=caller.tenant_id,
+                key_id=caller.key_id,
+                operation=f"{request_id}:{kind}",
+                kind=kind,
+                session_id=sampler.session_id,
+                tokens=tokens,
+            )

@@ -1,0 +1,255 @@
+"""Saves: what an engine writes becomes a version of a package, once."""
+
+from __future__ import annotations
+
+import shutil
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry import (
+    Corrupt,
+    InvalidInput,
+    Kind,
+    NewVersion,
+    NotFound,
+    Origin,
+    Registry,
+    VersionView,
+)
+from session_core import operations as op
+from session_core.log import OperationLog
+from session_core.models import LoggedOperation, Sampler, TrainingRun, TrainingSession
+from session_core.operations import Operation, Result
+from session_core.paths import (
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    TinkerPath,
+    check_name,
+    folder_name,
+    parse_path,
+    sampler_id_of,
+)
+
+GROUP_KEY = "model_package_group"
+DEFAULT_GROUP = "default"
+# Unnamed sampler snapshots of a session that are kept; older ones go.
+UNNAMED_KEPT = 16
+
+Execute = Callable[[Operation], Awaitable[Result]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The base model that is trained: its version, and the names a client may call it by."""
+
+    version: VersionView
+    name: str
+    aliases: frozenset[str] = frozenset()
+
+    def check(self, name: str) -> None:
+        """Raises: InvalidInput: naming the model that is served, if it is another."""
+        if name != self.name and name not in self.aliases:
+            raise InvalidInput(f"the base model {name!r} is not served here: use {self.name!r}")
+
+
+class Saver:
+    """Carries out the operations whose result is on disk."""
+
+    def __init__(self, *, registry: Registry, log: OperationLog, base: Base, home: Path) -> None:
+        self._registry = registry
+        self._log = log
+        self._base = base
+        self._home = home
+
+    async def save(self, run: TrainingRun, row: LoggedOperation, execute: Execute) -> Result:
+        """Write, publish, register. Repeating it after a crash makes no second version.
+
+        Raises:
+            InvalidInput: if the name is taken in this run, or is none.
+            StorageFull, OperationFailed: if it could not be written; nothing is left of it.
+        """
+        params = op.decode(row.payload).params
+        kind = WEIGHTS if row.kind == op.SAVE_CHECKPOINT else SAMPLER_WEIGHTS
+        name = check_name(params["name"])
+        path = TinkerPath(run_id=run.id, kind=kind, name=name)
+        source = f"{run.id}:{row.seq}"
+        await to_thread(self._check_free, row, path, bool(params.get("overwrite")))
+        staged = await to_thread(self._registry.store.stage)
+        try:
+            written = await execute(
+                Operation(
+                    kind=row.kind,
+                    params={"folder": str(staged), "base_model": self._base.name},
+                )
+            )
+            manifest = await to_thread(self._registry.store.publish, staged)
+        finally:
+            await to_thread(self._registry.store.discard, staged)
+        session = await to_thread(self._log.session, run.tenant_id, run.session_id)
+        metadata = {**session.user_metadata, **run.user_metadata, **params["user_metadata"]}
+        version = await to_thread(
+            self._registry.versions.register,
+            NewVersion(
+                tenant_id=run.tenant_id,
+                group=metadata.pop(GROUP_KEY, DEFAULT_GROUP),
+                kind=Kind.CHECKPOINT if kind == WEIGHTS else Kind.WEIGHTS,
+                origin=Origin.SESSION,
+                base_model=self._base.name,
+                base_digest=self._base.version.digest,
+                lora=run.lora,
+                provenance=self._provenance(session, run, row, path, written.params),
+                user_metadata=metadata,
+                parents=tuple(filter(None, (self._base.version.id, run.parent_version_id))),
+                source_key=source,
+            ),
+            manifest,
+        )
+        await to_thread(
+            self._log.save_path,
+            str(path),
+            run_id=run.id,
+            tenant_id=run.tenant_id,
+            version_id=version.id,
+        )
+        return Result(params={"path": str(path), "version": version.reference})
+
+    def _check_free(self, row: LoggedOperation, path: TinkerPath, overwrite: bool) -> None:
+        known = self._log.saved(row.tenant_id, str(path))
+        if known is None or overwrite:
+            return
+        # The save itself, repeated after a crash between registering and noting the result.
+        version = self._registry.versions.by_id(known.version_id)
+        if version.provenance.get("seq") != row.seq:
+            raise InvalidInput(
+                f"this run has saved {path.name!r} already, as {version.reference}: "
+                "choose another name, or save with overwrite"
+            )
+
+    @staticmethod
+    def _provenance(
+        session: TrainingSession,
+        run: TrainingRun,
+        row: LoggedOperation,
+        path: TinkerPath,
+        written: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "session": session.id,
+            "run": run.id,
+            "seq": row.seq,
+            "step": written.get("step"),
+            "loss": written.get("last_loss"),
+            "tokens": written.get("tokens_trained"),
+            "seed": written.get("seed"),
+            "sdk_version": session.sdk_version,
+            "tinker_path": str(path),
+        }
+
+    async def snapshot_sampler(
+        self, run: TrainingRun, row: LoggedOperation, execute: Execute
+    ) -> Result:
+        """Keep the adapter as it is now for a sampler of this session; no version is made."""
+        params = op.decode(row.payload).params
+        sampler_id = sampler_id_of(run.session_id, params["sampling_session_seq_id"])
+        relative = Path(folder_name(run.id)) / "samplers" / str(row.seq)
+        folder = self._home / relative
+        await to_thread(_fresh, folder)
+        await execute(
+            Operation(
+                kind=op.SAVE_WEIGHTS,
+                params={
+                    "folder": str(folder),
+                    "base_model": self._base.name,
+                    "evidence": False,
+                },
+            )
+        )
+        sampler = Sampler(
+            id=sampler_id,
+            session_id=run.session_id,
+            tenant_id=run.tenant_id,
+            base_model=self._base.name,
+            snapshot=str(relative),
+            created_at=self._registry.clock(),
+        )
+        await to_thread(self._log.add_sampler, sampler)
+        await to_thread(self._drop_old_snapshots, run.session_id)
+        return Result(params={"sampling_session_id": sampler_id})
+
+    def _drop_old_snapshots(self, session_id: str) -> None:
+        for old in self._log.samplers(session_id, unnamed=True)[UNNAMED_KEPT:]:
+            self._log.drop_sampler(old.id)
+            assert old.snapshot is not None
+            shutil.rmtree(self._home / old.snapshot, ignore_errors=True)
+
+    def version_of(self, tenant_id: str, path: str) -> VersionView:
+        """The version a ``tinker://`` path of this tenant names.
+
+        Raises:
+            InvalidInput: if it is no such path.
+            NotFound: if it names nothing.
+        """
+        parsed = parse_path(path)
+        saved = self._log.saved(tenant_id, path)
+        if saved is None:
+            other = WEIGHTS if parsed.kind == SAMPLER_WEIGHTS else SAMPLER_WEIGHTS
+            twin = TinkerPath(run_id=parsed.run_id, kind=other, name=parsed.name)
+            hint = ""
+            if self._log.saved(tenant_id, str(twin)) is not None:
+                hint = f"; did you mean {twin}?"
+            raise NotFound(f"nothing is saved at {path}{hint}")
+        return self._registry.versions.by_id(saved.version_id)
+
+    def loadable(self, tenant_id: str, path: str, *, optimizer: bool) -> VersionView:
+        """The version to train on from; see `version_of`.
+
+        Raises:
+            InvalidInput: if it was trained on another base model, or holds no optimizer state
+                and that was asked for.
+        """
+        version = self.version_of(tenant_id, path)
+        if version.base_digest != self._base.version.digest:
+            raise InvalidInput(
+                f"{path} ({version.reference}) was trained on {version.base_model} with digest "
+                f"{version.base_digest[:19]}, and this server has {self._base.name} with "
+                f"{self._base.version.digest[:19]}"
+            )
+        if optimizer and version.kind is not Kind.CHECKPOINT:
+            raise InvalidInput(
+                f"{path} holds no optimizer state, being saved to sample from: load it without "
+                "the optimizer, or load a path of save_state (tinker://RUN/weights/NAME)"
+            )
+        return version
+
+    async def resolve(self, operation: Operation) -> Operation:
+        """An operation with the folder of the version it names in place of the version.
+
+        Raises:
+            Corrupt: if the version's bytes are not what was saved.
+        """
+        version_id = operation.params.get("version_id")
+        if version_id is None:
+            return operation
+        version = await to_thread(self._registry.versions.by_id, version_id)
+        if problems := await to_thread(self._registry.store.verify, version.digest):
+            raise Corrupt(f"{version.reference} cannot be loaded: {problems[0]}")
+        params = {k: v for k, v in operation.params.items() if k != "version_id"}
+        params["folder"] = str(self._registry.store.path(version.digest))
+        return Operation(kind=operation.kind, params=params, arrays=operation.arrays)
+
+    def sampler_folder(self, sampler: Sampler) -> Path | None:
+        """Where a sampler's adapter is; None for the base model."""
+        if sampler.snapshot is not None:
+            return self._home / sampler.snapshot
+        if sampler.version_id is None:
+            return None
+        version = self._registry.versions.by_id(sampler.version_id)
+        return self._registry.store.path(version.digest)
+
+
+def _fresh(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)

@@ -1,0 +1,424 @@
+"""The session core, put together: what the dialects and the front door call.
+
+Every method is asynchronous and belongs to one event loop. Nothing is acknowledged before
+it is durable, except samples, which are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from asyncio import to_thread
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from registry import InvalidInput, NotFound, Principal, Registry, SlipwayError, VersionView
+from session_core import operations as op
+from session_core.lines import Limits, Line
+from session_core.log import OperationLog
+from session_core.models import (
+    LoggedOperation,
+    OperationStatus,
+    Sampler,
+    SessionStatus,
+    TrainingRun,
+    TrainingSession,
+)
+from session_core.operations import Operation, Result, decode_result, encode
+from session_core.paths import folder_name, run_id_of, sampler_id_of
+from session_core.sampling import Sample, Samples
+from session_core.saves import Base, Saver
+from session_core.supervisor import Supervisor
+from session_core.worker_client import OperationFailed, Worker
+
+log = logging.getLogger(__name__)
+
+REAP_SECONDS = 30.0
+# The range of sequence ids on the wire (int32).
+LARGEST_SEQ = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What is known of a request: it waits, its result, or why it failed."""
+
+    state: Literal["waiting", "done", "failed"]
+    kind: str
+    result: Result | None = None
+    message: str = ""
+    category: str = ""
+
+
+class SessionService:
+    """Sessions, runs and samplers on one base model.
+
+    Args:
+        home: folder for snapshots; the service's own.
+        base: the base model's version in the registry.
+        base_name: the name clients ask for it by; ``other_names`` are taken too.
+        logs: folder for the engine's log.
+        threads: the engine's; 0 leaves the choice to torch.
+        idle: after how long without a sign of life a session expires.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        home: Path,
+        base: VersionView,
+        base_name: str,
+        logs: Path,
+        other_names: frozenset[str] = frozenset(),
+        device: str = "cpu",
+        threads: int = 0,
+        limits: Limits | None = None,
+        idle: timedelta = timedelta(hours=1),
+    ) -> None:
+        self.registry = registry
+        self.base = Base(version=base, name=base_name, aliases=other_names)
+        self.base_folder = registry.store.path(base.digest)
+        self.worker = Worker(
+            base_folder=self.base_folder,
+            socket=home / "worker.sock",
+            log_path=logs / "worker.log",
+            device=device,
+            threads=threads,
+        )
+        self.operations = OperationLog(registry.db, registry.clock, registry.new_id)
+        self.saver = Saver(registry=registry, log=self.operations, base=self.base, home=home)
+        self._supervisor = Supervisor(self.worker)
+        self._samples = Samples(
+            supervisor=self._supervisor,
+            saver=self.saver,
+            usage=registry.usage,
+            new_id=registry.new_id,
+        )
+        self._home = home
+        self._limits = limits or Limits()
+        self._idle = idle
+        self._lines: dict[str, Line] = {}
+        self._waiters: dict[str, asyncio.Event] = {}
+        self._reaper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine and take up what an earlier process left undone.
+
+        Raises:
+            Unavailable: if the engine does not come up.
+        """
+        self._home.mkdir(parents=True, exist_ok=True)
+        await self._supervisor.start()
+        for run in await to_thread(self.operations.runs_with_work):
+            self._line(run)
+        self._reaper = asyncio.create_task(self._reap(), name="session reaper")
+
+    async def stop(self) -> None:
+        """Stop; what is queued stays in the log and goes on at the next start."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.gather(self._reaper, return_exceptions=True)
+        # Lines before the engine: an engine that is stopped looks like one that died.
+        await asyncio.gather(*(line.stop() for line in self._lines.values()))
+        await self._samples.stop()
+        await self._supervisor.stop()
+
+    # Sessions.
+
+    async def create_session(
+        self,
+        caller: Principal,
+        *,
+        user_metadata: Mapping[str, Any],
+        tags: list[str],
+        sdk_version: str | None,
+        display_name: str | None,
+    ) -> TrainingSession:
+        """Open a session."""
+        return await to_thread(
+            self.operations.create_session,
+            tenant_id=caller.tenant_id,
+            key_id=caller.key_id,
+            user_metadata=dict(user_metadata),
+            tags=tags,
+            sdk_version=sdk_version,
+            display_name=display_name,
+        )
+
+    async def heartbeat(self, caller: Principal, session_id: str) -> SessionStatus:
+        """Note that a session's client is alive; the session's status."""
+        return await to_thread(self.operations.heartbeat, caller.tenant_id, session_id)
+
+    async def end_session(
+        self, caller: Principal, session_id: str, status: SessionStatus
+    ) -> SessionStatus:
+        """End a session: what it has queued is still done, then its runs leave the engine.
+
+        Ending it again is fine; the first status stays.
+        """
+        await to_thread(self.operations.session, caller.tenant_id, session_id)
+        return await self._end(session_id, status)
+
+    async def _end(self, session_id: str, status: SessionStatus) -> SessionStatus:
+        status = await to_thread(self.operations.end_session, session_id, status)
+        for run in await to_thread(self.operations.runs, session_id=session_id):
+            if run.id in self._lines:
+                await self._lines[run.id].end()
+        return status
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_SECONDS)
+            moment = self.registry.clock() - self._idle
+            for session_id in await to_thread(self.operations.silent_since, moment):
+                log.info("session %s expired: its client fell silent", session_id)
+                await self._end(session_id, SessionStatus.EXPIRED)
+            self._lines = {name: line for name, line in self._lines.items() if not line.ended}
+
+    # Runs.
+
+    async def create_run(
+        self,
+        caller: Principal,
+        session_id: str,
+        number: int,
+        *,
+        base_model: str,
+        lora: Mapping[str, Any],
+        user_metadata: Mapping[str, Any],
+    ) -> LoggedOperation:
+        """Create a session's run of a number; repeated, it returns what it returned before.
+
+        Raises:
+            NotFound: if the session is not the caller's.
+            InvalidInput: if it has ended, or the base model is not served.
+        """
+        self.base.check(base_model)
+        operation = Operation(kind=op.CREATE_RUN, params=dict(lora))
+        return await self._begin(caller, session_id, number, operation, user_metadata)
+
+    async def load_run(
+        self,
+        caller: Principal,
+        session_id: str,
+        number: int,
+        *,
+        path: str,
+        optimizer: bool,
+        user_metadata: Mapping[str, Any],
+    ) -> LoggedOperation:
+        """Create a run from what was saved; its rank and layers are the save's.
+
+        Raises: as `create_run`, and as `Saver.loadable`.
+        """
+        version = await to_thread(self.saver.loadable, caller.tenant_id, path, optimizer=optimizer)
+        params = {"version_id": version.id, "optimizer": optimizer}
+        operation = Operation(kind=op.LOAD_RUN, params=params)
+        return await self._begin(caller, session_id, number, operation, user_metadata)
+
+    async def _begin(
+        self,
+        caller: Principal,
+        session_id: str,
+        number: int,
+        operation: Operation,
+        user_metadata: Mapping[str, Any],
+    ) -> LoggedOperation:
+        await self._active(caller, session_id)
+        run = TrainingRun(
+            id=run_id_of(session_id, number),
+            session_id=session_id,
+            tenant_id=caller.tenant_id,
+            base_model=self.base.name,
+            lora={},
+            user_metadata=dict(user_metadata),
+            created_at=self.registry.clock(),
+        )
+        return await self._append(caller, run, 0, operation, new=True)
+
+    async def submit(
+        self, caller: Principal, run_id: str, seq: int, operation: Operation
+    ) -> LoggedOperation:
+        """Log an operation of a run and return at once; repeated, it runs nothing twice.
+
+        Raises:
+            NotFound: if the run is not the caller's.
+            InvalidInput: if its session has ended, or the sequence id is none or was another
+                operation's.
+        """
+        if not 1 <= seq <= LARGEST_SEQ:
+            raise InvalidInput(f"sequence id {seq} is out of bounds: they count up from 1")
+        run = await to_thread(self.operations.run, caller.tenant_id, run_id)
+        await self._active(caller, run.session_id)
+        return await self._append(caller, run, seq, operation)
+
+    async def load_into(
+        self, caller: Principal, run_id: str, seq: int, *, path: str, optimizer: bool
+    ) -> LoggedOperation:
+        """Replace a run's state by what was saved. Raises: as `submit` and `load_run`."""
+        version = await to_thread(self.saver.loadable, caller.tenant_id, path, optimizer=optimizer)
+        run = await to_thread(self.operations.run, caller.tenant_id, run_id)
+        expected = {k: v for k, v in run.lora.items() if k != "seed"}
+        params = {**expected, "version_id": version.id, "optimizer": optimizer}
+        return await self.submit(caller, run_id, seq, Operation(kind=op.LOAD_RUN, params=params))
+
+    async def _active(self, caller: Principal, session_id: str) -> TrainingSession:
+        session = await to_thread(self.operations.session, caller.tenant_id, session_id)
+        if session.status is not SessionStatus.ACTIVE:
+            raise InvalidInput(
+                f"session {session_id} is {session.status.value}: it takes no more operations; "
+                "open a new one and load what was saved"
+            )
+        return session
+
+    async def _append(
+        self,
+        caller: Principal,
+        run: TrainingRun,
+        seq: int,
+        operation: Operation,
+        *,
+        new: bool = False,
+    ) -> LoggedOperation:
+        # Encoding a large batch takes a while, and so does committing it.
+        row = await to_thread(
+            lambda: self.operations.append(
+                run_id=run.id,
+                tenant_id=caller.tenant_id,
+                key_id=caller.key_id,
+                seq=seq,
+                kind=operation.kind,
+                payload=encode(operation),
+                run=run if new else None,
+            )
+        )
+        if row.status is OperationStatus.QUEUED:
+            self._line(run).wake()
+        return row
+
+    def _line(self, run: TrainingRun) -> Line:
+        line = self._lines.get(run.id)
+        if line is None or line.ended:
+            line = self._lines[run.id] = Line(
+                run.id,
+                tenant_id=run.tenant_id,
+                operations=self.operations,
+                saver=self.saver,
+                supervisor=self._supervisor,
+                usage=self.registry.usage,
+                folder=self._home / folder_name(run.id),
+                limits=self._limits,
+                settled=self._settle,
+            )
+        return line
+
+    # Samplers.
+
+    async def create_sampler(
+        self,
+        caller: Principal,
+        session_id: str,
+        number: int,
+        *,
+        base_model: str | None,
+        model_path: str | None,
+    ) -> Sampler:
+        """A session's sampler of a number, on the base model or on what was saved.
+
+        Raises:
+            NotFound: if session or path are not the caller's.
+            InvalidInput: if neither or another base model is named.
+        """
+        await self._active(caller, session_id)
+        version_id = None
+        if model_path is not None:
+            version = await to_thread(
+                self.saver.loadable, caller.tenant_id, model_path, optimizer=False
+            )
+            version_id = version.id
+        elif base_model is None:
+            raise InvalidInput("a sampler needs a base_model or a model_path")
+        if base_model is not None:
+            self.base.check(base_model)
+        row = Sampler(
+            id=sampler_id_of(session_id, number),
+            session_id=session_id,
+            tenant_id=caller.tenant_id,
+            base_model=self.base.name,
+            model_path=model_path,
+            version_id=version_id,
+            created_at=self.registry.clock(),
+        )
+        return await to_thread(self.operations.add_sampler, row)
+
+    async def sample(
+        self, caller: Principal, sampler_id: str, operation: Operation, *, seq: int | None
+    ) -> Sample:
+        """Start sampling. Raises: NotFound: if the sampler is not the caller's."""
+        sampler = await to_thread(self.operations.sampler, caller.tenant_id, sampler_id)
+        return self._samples.submit(sampler, operation, seq=seq, caller=caller)
+
+    # Results.
+
+    async def outcome(self, caller: Principal, request_id: str, *, seconds: float) -> Outcome:
+        """What is known of a request once it is settled, or after ``seconds``.
+
+        Raises:
+            NotFound: if the caller has no such request (samples of an earlier process are
+                not known any more).
+        """
+        sample = self._samples.get(caller.tenant_id, request_id)
+        if sample is not None:
+            return await self._sample_outcome(sample, seconds)
+        # The waiter is there before the look, so that no settling falls between them.
+        event = self._waiters.setdefault(request_id, asyncio.Event())
+        row = await to_thread(self.operations.operation, caller.tenant_id, request_id)
+        if row is not None and row.status is OperationStatus.QUEUED:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), seconds)
+            row = await to_thread(self.operations.operation, caller.tenant_id, request_id)
+        if row is None or row.status is not OperationStatus.QUEUED:
+            self._waiters.pop(request_id, None)
+        if row is None:
+            raise NotFound(f"there is no request {request_id}")
+        if row.status is OperationStatus.DONE:
+            assert row.result is not None
+            return Outcome(state="done", kind=row.kind, result=decode_result(row.result))
+        if row.status is OperationStatus.FAILED:
+            return Outcome(
+                state="failed",
+                kind=row.kind,
+                message=row.error or "",
+                category=row.category or "server",
+            )
+        line = self._lines.get(row.run_id)
+        reason = "waiting for its turn"
+        if line is not None and line.waiting_for is not None:
+            reason = f"waiting for operation {line.waiting_for} of this run, which has not come"
+        return Outcome(state="waiting", kind=row.kind, message=reason)
+
+    @staticmethod
+    async def _sample_outcome(sample: Sample, seconds: float) -> Outcome:
+        await asyncio.wait([sample.task], timeout=seconds)
+        if not sample.task.done():
+            return Outcome(state="waiting", kind=op.SAMPLE, message="being sampled")
+        error = None if sample.task.cancelled() else sample.task.exception()
+        if sample.task.cancelled() or error is not None:
+            message, category = "the server failed; its log says how", "server"
+            if isinstance(error, OperationFailed):
+                message, category = error.message, error.category
+            elif isinstance(error, SlipwayError):
+                message = error.message
+            elif error is not None:
+                log.error("sampling %s failed", sample.id, exc_info=error)
+            return Outcome(state="failed", kind=op.SAMPLE, message=message, category=category)
+        return Outcome(state="done", kind=op.SAMPLE, result=sample.task.result())
+
+    def _settle(self, request_id: str) -> None:
+        event = self._waiters.pop(request_id, None)
+        if event is not None:
+            event.set()

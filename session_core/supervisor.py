@@ -1,0 +1,75 @@
+"""Keeps one engine process running, and counts how often it was started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from session_core.operations import Operation, Result
+from session_core.worker_client import Worker, WorkerDied
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """An engine that is started again when it died.
+
+    Each start is an epoch. State an owner put into the engine in one epoch is gone in the
+    next, so owners remember the epoch they loaded in and load again when it has passed.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._starting = asyncio.Lock()
+        # One training operation is in the engine at a time: it computes one at a time anyway,
+        # and so a death can be laid at the door of the operation that brought it.
+        self._turn = asyncio.Lock()
+        self._closed = False
+        self.epoch = 0
+
+    async def start(self) -> None:
+        """Start the engine. Raises: Unavailable: if it does not come up."""
+        await self.ready()
+
+    async def stop(self) -> None:
+        """End the engine for good."""
+        self._closed = True
+        await self._worker.stop()
+
+    async def ready(self) -> int:
+        """The epoch of a living engine, started first if need be.
+
+        Raises:
+            Unavailable: if it does not come up.
+            WorkerDied: if the engine was stopped for good.
+        """
+        async with self._starting:
+            if self._closed:
+                raise WorkerDied("The engine was stopped.")
+            if not self._worker.alive:
+                if self.epoch:
+                    log.warning("the engine went away; starting it again")
+                await self._worker.start()
+                self.epoch += 1
+            return self.epoch
+
+    async def execute(self, run_id: str, operation: Operation, *, epoch: int) -> Result:
+        """Have a training operation executed in the epoch its run was loaded in.
+
+        Raises:
+            WorkerDied: if the engine died over it.
+            EpochPassed: if the engine died before it; nothing was executed.
+            OperationFailed: if the engine refused it.
+        """
+        async with self._turn:
+            if epoch != self.epoch or not self._worker.alive:
+                raise EpochPassed("The engine was started anew.")
+            return await self._worker.execute(run_id, operation)
+
+    async def sample(self, sampler_id: str, operation: Operation) -> Result:
+        """Have a sample operation executed, beside training. Raises as `execute`."""
+        return await self._worker.sample(sampler_id, operation)
+
+
+class EpochPassed(Exception):
+    """The engine an owner's state was in is gone: load it again and go on."""
