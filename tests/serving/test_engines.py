@@ -108,3 +108,11 @@ def test_this_side_imports_neither_torch_nor_vllm() -> None:
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "[]"
+
+
+def test_the_cpu_environment_suits_a_small_busy_machine() -> None:
+    environment = VllmEngine(threads=3, kv_cache_gib=1).environment()
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
