@@ -183,7 +183,9 @@ def test_a_dead_replica_is_503_and_a_stream_that_breaks_off_says_so(stack: Make)
             await s.routed(lambda content: content["routes"][0]["url"] is None)
             with pytest.raises(openai.InternalServerError, match="not serving now"):
                 await client.completions.create(model="chat", prompt="x")
-            assert (await s.endpoints.get(s.tenant, "chat")).status == "failed"
+            async with asyncio.timeout(10):
+                while (await s.endpoints.get(s.tenant, "chat")).status != "failed":
+                    await asyncio.sleep(0.05)
 
     asyncio.run(story())
 
