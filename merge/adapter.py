@@ -20,8 +20,9 @@ from registry.errors import InvalidInput
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-_PREFIX = "base_model.model."
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# PEFT stores the base's embeddings with an adapter that targets one of them.
+_COPY = re.compile(r"base_model\.model\.(?P<module>(?!.*lora_).+?)(\.base_layer)?\.weight")
 
 # Keys that change nothing of what the adapter computes once it is trained.
 _WITHOUT_EFFECT = frozenset(
@@ -80,10 +81,15 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """An adapter's updates by module, sorted by name, and what it says of them."""
+    """An adapter's updates by module, sorted by name, and what it says of them.
+
+    ``copies`` are weights of the base, by module, that came along; they add nothing, and a
+    merge must see to it that they are the base's.
+    """
 
     folder: Path
     loras: Mapping[str, Lora]
+    copies: Mapping[str, TensorEntry]
     fan_in_fan_out: bool
     targets: Sequence[str] | str
     excluded: Sequence[str] | str
@@ -111,22 +117,26 @@ def read_adapter(folder: Path) -> Adapter:
     _check_keys(config)
     header = read_header(folder / ADAPTER_WEIGHTS)
     sides: dict[str, dict[str, TensorEntry]] = {}
+    copies: dict[str, TensorEntry] = {}
     for name, entry in header.tensors.items():
-        match = _TENSOR.fullmatch(name)
-        if match is None:
+        if entry.dtype not in FLOATS:
+            raise InvalidInput(f"the adapter's tensor {name} is of type {entry.dtype}: no float")
+        if match := _TENSOR.fullmatch(name):
+            sides.setdefault(match["module"], {})[match["side"]] = entry
+        elif (match := _COPY.fullmatch(name)) and match["module"] not in copies:
+            copies[match["module"]] = entry
+        else:
             raise InvalidInput(
                 f"{ADAPTER_WEIGHTS} holds the tensor {name}, which no rule claims: "
                 "only lora_A and lora_B of linear layers are merged."
             )
-        if entry.dtype not in FLOATS:
-            raise InvalidInput(f"the adapter's tensor {name} is of type {entry.dtype}: no float")
-        sides.setdefault(match["module"], {})[match["side"]] = entry
     loras = {module: _lora(config, module, pair) for module, pair in sorted(sides.items())}
     if not loras:
         raise InvalidInput(f"{ADAPTER_WEIGHTS} holds no LoRA: merging it would give the base.")
     adapter = Adapter(
         folder=folder,
         loras=loras,
+        copies=copies,
         fan_in_fan_out=_flag(config, "fan_in_fan_out"),
         targets=_patterns(config, "target_modules"),
         excluded=_patterns(config, "exclude_modules"),

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from merge.blocks import DTYPES, RawFile, read_matrix, read_rows, row_bytes, view
 from merge.folder import CONFIG, INDEX, read_json
 from merge.headers import TensorEntry, encode_header
-from merge.plan import Plan, ShardPlan, TensorPlan
+from merge.plan import Equality, Plan, ShardPlan, TensorPlan
 from merge.report import BlockStats, TensorReport, summed
 from registry.errors import InvalidInput
 
@@ -76,6 +76,8 @@ def apply(
     reports: list[TensorReport] = []
     done = 0
     with _one_thread_each(), ThreadPoolExecutor(count, initializer=_one_thread) as pool:
+        for equality in plan.equalities:
+            _check_equal(plan, equality, block_bytes)
         for shard in plan.shards:
 
             def moved(size: int, name: str = shard.name) -> None:
@@ -139,6 +141,22 @@ def _write_shard(
     return reports
 
 
+def _check_equal(plan: Plan, equality: Equality, block_bytes: int) -> None:
+    """Compare a copy in the adapter with the base, as far as the copy's type can tell."""
+    copy = _flat(equality.copy)
+    source = _flat(equality.source)
+    height = max(1, block_bytes // 4)
+    with RawFile(plan.adapter.weights) as adapter, RawFile(plan.base / equality.base_file) as base:
+        for start in range(0, copy.shape[0], height):
+            stop = min(start + height, copy.shape[0])
+            ours = read_rows(base, source, start, stop).to(DTYPES[copy.dtype])
+            if not torch.equal(ours, read_rows(adapter, copy, start, stop)):
+                raise InvalidInput(
+                    f"the adapter brings {copy.name}, and it is not the base's {source.name}: it "
+                    "was trained or belongs to another base, and this merge does not support it."
+                )
+
+
 def _adder(adapter: RawFile, tensor: TensorPlan) -> _Adder:
     lora = tensor.lora
     assert lora is not None
@@ -163,8 +181,7 @@ def _write_tensor(
     """Stream one tensor; a tensor that is only converted is taken as one long column."""
     source = tensor.source
     if adder is None:
-        count = math.prod(source.shape)
-        source, entry = _flat(source, count), _flat(entry, count)
+        source, entry = _flat(source), _flat(entry)
     rows, columns = source.shape
     height = max(1, block_bytes // (4 * max(1, columns)))
 
@@ -185,10 +202,9 @@ def _write_tensor(
     return summed(pool.map(block, range(0, rows, height)))
 
 
-def _flat(entry: TensorEntry, count: int) -> TensorEntry:
-    return TensorEntry(
-        name=entry.name, dtype=entry.dtype, shape=(count, 1), start=entry.start, end=entry.end
-    )
+def _flat(entry: TensorEntry) -> TensorEntry:
+    """A tensor as one long column."""
+    return replace(entry, shape=(math.prod(entry.shape), 1))
 
 
 def _report(tensor: TensorPlan, stats: BlockStats) -> TensorReport:

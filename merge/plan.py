@@ -88,6 +88,15 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Equality:
+    """Two tensors that must hold the same: a copy in the adapter and the base's own."""
+
+    copy: TensorEntry
+    source: TensorEntry
+    base_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConfigChange:
     """A key of config.json that had to change; None stands for a key that is not there."""
 
@@ -101,6 +110,7 @@ class Plan:
     """A whole merge.
 
     Fields:
+        equalities: what must be found equal before anything is written.
         copies: every other file of the result but the index, and where its bytes come from.
         config_changes: what differs between the two config.json.
     """
@@ -109,6 +119,7 @@ class Plan:
     adapter: Adapter
     weights: Weights
     shards: tuple[ShardPlan, ...]
+    equalities: tuple[Equality, ...]
     copies: Mapping[str, Path]
     config_changes: tuple[ConfigChange, ...]
 
@@ -171,6 +182,7 @@ def make_plan(
         adapter=read,
         weights=weights,
         shards=_shards(weights, claims, DTYPES.get(dtype or "")),
+        equalities=_equalities(weights, read, config),
         copies=copies,
         config_changes=_config_changes(config, untied=untied, dtype=dtype),
     )
@@ -226,10 +238,27 @@ def _target(module: str, weights: Weights, config: Mapping[str, Any]) -> tuple[s
         return names[0], _embedding(weights)
     if not found:
         raise InvalidInput(
-            f"the adapter has a LoRA of {module}, and the base has no tensor {names[0]}: "
+            f"the adapter has weights for {module}, and the base has no tensor {names[0]}: "
             "this adapter is another model's."
         )
     return found[0], weights.entry(found[0])
+
+
+def _equalities(
+    weights: Weights, adapter: Adapter, config: Mapping[str, Any]
+) -> tuple[Equality, ...]:
+    """Each of the base's weights that came with the adapter, beside the base's own."""
+    equalities = []
+    for module, copy in adapter.copies.items():
+        _, source = _target(module, weights, config)
+        if copy.shape != source.shape or source.dtype not in FLOATS:
+            raise InvalidInput(
+                f"the adapter brings {copy.name} as {list(copy.shape)}, the base has "
+                f"{list(source.shape)}: a changed vocabulary is not supported by this merge."
+            )
+        file = weights.places[source.name]
+        equalities.append(Equality(copy=copy, source=source, base_file=file))
+    return tuple(equalities)
 
 
 def _embedding(weights: Weights) -> TensorEntry:
