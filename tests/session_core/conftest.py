@@ -6,17 +6,28 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+import psutil
 import pytest
+import tinker
 import torch
 from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from registry import Kind, NewVersion, Origin, Registry
 from session_core.engine import Engine
 from session_core.model import Base, open_base
 from session_core.operations import Operation, datum_arrays
@@ -136,3 +147,111 @@ def operation() -> Callable[..., Operation]:
         return Operation(kind=kind, params=params, arrays=arrays or {})
 
     return make
+
+
+class SessionServer:
+    """A control plane of sessions in a process of its own, on the tiny base model."""
+
+    def __init__(self, home: Path, base_folder: Path) -> None:
+        self.home = home
+        self.registry = Registry.open(f"sqlite:///{home / 'slipway.db'}", home / "store")
+        self.registry.db.create_all()
+        self.tenant_id = self.registry.tenants.ensure_tenant("default")
+        self.key = self.registry.tenants.create_key(self.tenant_id, "test")[1]
+        staged = self.registry.store.stage()
+        for path in base_folder.iterdir():
+            shutil.copy(path, staged)
+        manifest = self.registry.store.publish(staged)
+        self.base = self.registry.versions.register(
+            NewVersion(
+                tenant_id=self.tenant_id,
+                group="tiny",
+                kind=Kind.MERGED,
+                origin=Origin.IMPORT,
+                base_model="org/tiny",
+                base_digest=manifest.digest,
+            ),
+            manifest,
+        )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.headers = {"X-API-Key": self.key}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        script = Path(__file__).with_name("serve.py")
+        with (self.home / "serve.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), str(self.home), "tiny", str(self.port)],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 120
+        while True:
+            assert self._process.poll() is None, (self.home / "serve.log").read_text()
+            assert time.monotonic() < deadline, (self.home / "serve.log").read_text()
+            try:
+                httpx.get(f"{self.url}/api/v1/healthz", timeout=5)
+                return
+            except httpx.TransportError:
+                time.sleep(0.1)
+
+    def engine_pid(self) -> int:
+        """The engine's process id."""
+        assert self._process is not None
+        (engine,) = psutil.Process(self._process.pid).children()
+        return engine.pid
+
+    def kill_engine(self) -> None:
+        """SIGKILL to the engine alone."""
+        os.kill(self.engine_pid(), signal.SIGKILL)
+
+    def kill_everything(self) -> None:
+        """SIGKILL to the control plane and its engine."""
+        engine = self.engine_pid()
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)
+        self._process = None
+
+    def stop(self) -> None:
+        """An orderly stop; fine if it has stopped."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+            self._process = None
+
+    def client(self, **options: Any) -> tinker.ServiceClient:
+        """The official SDK's client on this server."""
+        return tinker.ServiceClient(base_url=self.url, api_key=self.key, **options)
+
+    def key_of_a_stranger(self) -> str:
+        """A key of another tenant."""
+        stranger = self.registry.tenants.ensure_tenant("stranger")
+        return self.registry.tenants.create_key(stranger, "test")[1]
+
+    @contextlib.contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """The artifact store's disk is full meanwhile."""
+        marker = self.home / "full"
+        marker.touch()
+        yield
+        marker.unlink()
+
+
+@pytest.fixture
+def server(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SessionServer]:
+    """A running server of sessions; see `SessionServer`."""
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    made = SessionServer(tmp_path, tiny_base)
+    made.start()
+    yield made
+    made.stop()
+    made.registry.db.close()
