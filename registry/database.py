@@ -43,8 +43,8 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             if self._sqlite:
                 session.execute(text("BEGIN"))
+            # Closing ends the transaction; a rollback would expire the rows handed out.
             yield session
-            session.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Session]:
