@@ -72,7 +72,7 @@ def main() -> int:
     service = tinker.ServiceClient(user_metadata={"model_package_group": options.group})
     first = 0
     if options.resume:
-        client = service.create_training_client_from_state_with_optimizer(options.resume)
+        client = service.create_training_client_from_state_with_optimizer(options.resume).result()
         first = int(options.resume.rsplit("-", 1)[-1])
     else:
         client = service.create_lora_training_client(
@@ -80,7 +80,7 @@ def main() -> int:
             rank=options.rank,
             seed=options.seed,
             train_unembed=False,
-        )
+        ).result()
     tokenizer = client.get_tokenizer()
     data = [datum(item, tokenizer) for item in training_items(options.steps * options.batch_size)]
     columns = (

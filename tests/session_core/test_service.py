@@ -13,6 +13,12 @@ from tinker import types
 
 from registry import Kind
 
+# The SDK leaves its connections to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 PROMPT = [5, 6, 7, 8]
 
 
@@ -44,7 +50,7 @@ def steps(client: tinker.TrainingClient, first: int, last: int) -> list[float]:
 
 def new_run(service: tinker.ServiceClient, **options) -> tinker.TrainingClient:
     options = {"rank": 4, "seed": 1, **options}
-    return service.create_lora_training_client("org/tiny", **options)
+    return service.create_lora_training_client("org/tiny", **options).result()
 
 
 def files_of(server, reference: str) -> dict[str, str]:
@@ -85,9 +91,9 @@ def test_resuming_three_ways(server):
         path = whole.save_state("five").result().path
         uninterrupted = steps(whole, 5, 10)
 
-        resumed = service.create_training_client_from_state_with_optimizer(path)
+        resumed = service.create_training_client_from_state_with_optimizer(path).result()
         assert steps(resumed, 5, 10) == uninterrupted
-        cold = service.create_training_client_from_state(path)
+        cold = service.create_training_client_from_state(path).result()
         assert steps(cold, 5, 10) != uninterrupted
         whole.save_state("ten").result()
         resumed.save_state("ten").result()
@@ -180,7 +186,7 @@ def test_everything_killed_in_the_middle_changes_no_bit(server):
 def test_mistakes_are_said_and_harm_nothing(server):
     with server.client() as service:
         with pytest.raises(tinker.APIStatusError, match="org/tiny"):
-            service.create_lora_training_client("org/other", rank=4)
+            service.create_lora_training_client("org/other", rank=4).result()
         client = new_run(service)
         before = steps(client, 0, 1)
         bad = types.Datum(
@@ -200,7 +206,7 @@ def test_mistakes_are_said_and_harm_nothing(server):
             client.save_state("once").result()
         path = client.save_weights_for_sampler("deploy").result().path
         with pytest.raises(tinker.APIStatusError, match="no optimizer state"):
-            service.create_training_client_from_state_with_optimizer(path)
+            service.create_training_client_from_state_with_optimizer(path).result()
 
 
 def test_a_full_disk_fails_the_save_and_nothing_else(server):
