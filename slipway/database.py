@@ -12,7 +12,6 @@ import registry.models
 import serving.models
 import session_core.models
 
-
 MIGRATIONS = Path(__file__).parent / "migrations"
 TABLES = (registry.models, session_core.models, serving.models)
 

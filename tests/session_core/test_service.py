@@ -120,7 +120,7 @@ def test_sampling_and_logprobs(server):
         ).result()
         assert scored[0] is None
         np.testing.assert_allclose(scored[len(PROMPT) :], first.sequences[0].logprobs, atol=1e-4)
-        base = service.create_sampling_client(base_model="org/tiny")
+        base = service.create_sampling_client(base_model="org/tiny").result()
         plain = base.sample(prompt, num_samples=1, sampling_params=params).result()
         assert plain.sequences[0].logprobs != first.sequences[0].logprobs
         # An unnamed snapshot takes no version number.
@@ -130,7 +130,7 @@ def test_sampling_and_logprobs(server):
 def test_a_custom_loss_through_the_sdks_own_path(server):
     def twice(data, logprobs):
         loss = -2.0 * sum(row[-1] for row in logprobs)
-        return loss, {"mine": float(loss)}
+        return loss, {"mine": float(loss.detach())}
 
     with server.client() as service:
         client = new_run(service)

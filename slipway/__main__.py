@@ -1,0 +1,5 @@
+"""``python -m slipway``."""
+
+from slipway.cli import main
+
+main()

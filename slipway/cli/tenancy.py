@@ -1,0 +1,107 @@
+"""Commands about who uses the server: keys, sessions, usage, jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipway.cli.common import HomeOption, JsonOption, connected, show, table, when
+
+
+def create_key(
+    name: Annotated[str, typer.Argument(help="To tell it from others.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an API key; it is shown this once only."""
+    with connected(home) as client:
+        made = client.post("/keys", {"name": name})
+    # Plain echo: a key that is folded at the terminal's edge cannot be copied.
+    show(made, as_json=as_json, otherwise=lambda _: typer.echo(made["secret"]))
+
+
+def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List API keys, without the keys."""
+    with connected(home) as client:
+        keys = client.get("/keys")
+    rows = [
+        (
+            k["id"],
+            k["name"],
+            f"…{k['hint']}",
+            when(k["created_at"]),
+            when(k["revoked_at"]) if k["revoked_at"] else "",
+        )
+        for k in keys
+    ]
+    columns = ("id", "name", "ends in", "made (UTC)", "revoked (UTC)")
+    show(keys, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No keys."))
+
+
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End an API key."""
+    with connected(home) as client:
+        key = client.delete(f"/keys/{key_id}")
+    show(key, as_json=as_json, otherwise=lambda console: console.print(f"{key['name']} is ended"))
+
+
+def list_sessions(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List training sessions, newest first."""
+    with connected(home) as client:
+        sessions = client.get("/sessions")
+    rows = [(s["id"], s["status"], str(len(s["runs"])), when(s["heartbeat_at"])) for s in sessions]
+    columns = ("session", "status", "runs", "last heard of (UTC)")
+    show(sessions, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No sessions yet."))
+
+
+def stop_session(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a session; stopping it again is fine."""
+    with connected(home) as client:
+        session = client.post(f"/sessions/{session_id}/stop")
+    text = f"{session_id} is {session['status']}"
+    show(session, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
+
+
+def usage(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show tokens used, by kind."""
+    with connected(home) as client:
+        totals = client.get("/usage")
+    rows = [(u["kind"], f"{u['tokens']:,}", f"{u['operations']:,}") for u in totals]
+    columns = ("kind", "tokens", "operations")
+    show(totals, as_json=as_json, otherwise=table(*columns, rows=rows, empty="Nothing used yet."))
+
+
+def jobs(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List jobs since the server's start, newest first."""
+    with connected(home) as client:
+        items = client.get("/jobs")
+    rows = [
+        (j["id"], j["kind"], j["status"], when(j["created_at"]), j["error"] or j["message"])
+        for j in items
+    ]
+    columns = ("job", "kind", "status", "started (UTC)", "message")
+    show(items, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No jobs."))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Hang the commands into the tree."""
+    keys = typer.Typer(help="API keys.", no_args_is_help=True)
+    keys.command("create")(create_key)
+    keys.command("list")(list_keys)
+    keys.command("revoke")(revoke_key)
+    app.add_typer(keys, name="keys")
+    sessions = typer.Typer(help="Training sessions.", no_args_is_help=True)
+    sessions.command("list")(list_sessions)
+    sessions.command("stop")(stop_session)
+    app.add_typer(sessions, name="sessions")
+    app.command()(usage)
+    app.command()(jobs)

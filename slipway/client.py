@@ -1,0 +1,104 @@
+"""The control plane's own routes, from the other side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from registry import SlipwayError, Unavailable
+from slipway.home import Home
+
+PREFIX = "/slipway/v1"
+# One long poll of a job; the server holds it no longer than this.
+POLL_SECONDS = 15.0
+
+
+class RequestRefused(SlipwayError):
+    """The server's answer is an error; its message is for a person."""
+
+
+class Client:
+    """A connection to a control plane.
+
+    Args:
+        url: such as ``http://127.0.0.1:8000``.
+        key: an API key.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"X-API-Key": key}
+        # The server is on this machine or named on purpose: a proxy has no place between.
+        self._http = httpx.Client(
+            base_url=url + PREFIX, headers=headers, timeout=POLL_SECONDS + 45, trust_env=False
+        )
+
+    @classmethod
+    def of(cls, home: Home) -> Client:
+        """The server the environment names, or else the one of a home.
+
+        Raises:
+            Unavailable: if neither names one.
+        """
+        url = os.environ.get("SLIPWAY_URL") or home.running().url
+        key = os.environ.get("SLIPWAY_API_KEY") or home.key()
+        if key is None:
+            raise Unavailable(f"no API key in {home.folder}: set SLIPWAY_API_KEY")
+        return cls(url.rstrip("/"), key)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """GET; the decoded JSON. Query parameters that are None are left out."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._request("GET", path, params=given)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """POST; the decoded JSON."""
+        return self._request("POST", path, json=body if body is not None else {})
+
+    def put(self, path: str, body: Any) -> Any:
+        """PUT; the decoded JSON."""
+        return self._request("PUT", path, json=body)
+
+    def delete(self, path: str) -> Any:
+        """DELETE; the decoded JSON."""
+        return self._request("DELETE", path)
+
+    def _request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise Unavailable(
+                f"the server at {self._http.base_url.host}:{self._http.base_url.port} does not "
+                f"answer ({error}): is `slipway up` running?"
+            ) from None
+        if answer.is_success:
+            return answer.json()
+        try:
+            message = answer.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = f"the server answered {answer.status_code}"
+        raise RequestRefused(message)
+
+    def finish(self, job: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> Any:
+        """Wait for a job; its result.
+
+        Args:
+            progress: called with the job as it is, now and then.
+
+        Raises:
+            RequestRefused: with the job's error.
+        """
+        while job["status"] == "running":
+            progress(job)
+            # Short at first, so that the bar moves.
+            job = self.get(f"/jobs/{job['id']}", wait=1.0)
+        progress(job)
+        if job["status"] != "done":
+            raise RequestRefused(job["error"] or f"the job was {job['status']}")
+        return job["result"]
