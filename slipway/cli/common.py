@@ -60,7 +60,10 @@ def table(*columns: str, rows: Sequence[Sequence[str]], empty: str) -> Callable[
         if not rows:
             console.print(empty)
             return
-        made = Table(*columns, box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
+        made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
+        # The first column names the row: cut short, it could not be typed again.
+        for number, column in enumerate(columns):
+            made.add_column(column, no_wrap=number == 0, overflow="fold")
         for row in rows:
             made.add_row(*row)
         console.print(made)

@@ -108,7 +108,7 @@ def test_sampling_and_logprobs(server):
     with server.client() as service:
         client = new_run(service)
         steps(client, 0, 20)
-        sampler = client.save_weights_and_get_sampling_client()
+        sampler = client.save_weights_and_get_sampling_client().result()
         params = types.SamplingParams(max_tokens=4, temperature=0, stop=[])
         prompt = types.ModelInput.from_ints(PROMPT)
         first = sampler.sample(prompt, num_samples=2, sampling_params=params).result()
