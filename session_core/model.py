@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from merge import load_base, load_tokenizer
 
 _PROBE_TOKENS = 8
 _DEFAULT_CONTEXT = 2048
@@ -75,14 +76,9 @@ def open_base(folder: Path, *, device: str = "cpu") -> Base:
 
     Raises InvalidInput when the folder is not a complete model.
     """
-    kind = torch.device(device)
-    dtype = torch.float32 if kind.type == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=dtype, local_files_only=True
-    ).to(kind)
-    model.eval()
+    model = load_base(folder, device=device)
     model.requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = load_tokenizer(folder)
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
     return Base(
