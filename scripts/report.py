@@ -73,15 +73,18 @@ def draw_lineage(axes: Axes, results: dict[str, Any]) -> None:
             start = place[parent]
             # Neighbours are joined straight down, others by an arc at the side.
             beside = abs(start[1] - y) > 1.1 / len(versions)
-            side = 0.82 if rank % 2 else 0.18
-            ends = ((side, start[1]), (side, y)) if beside else (start, (x, y))
+            right = bool(rank % 2)
+            ends = ((0.84, start[1]), (0.8, y)) if right else ((0.16, start[1]), (0.2, y))
             arrow = {
                 "arrowstyle": "->",
                 "color": MUTED,
                 "shrinkA": 0 if beside else 14,
                 "shrinkB": 0 if beside else 14,
-                "connectionstyle": f"arc3,rad={(0.15 if side > 0.5 else -0.15) if beside else 0}",
+                # The arc bends away from the boxes.
+                "connectionstyle": f"arc3,rad={(-0.3 if right else 0.3) if beside else 0}",
             }
+            if not beside:
+                ends = (start, (x, y))
             axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow)
     axes.set(xlim=(0, 1), ylim=(0, 1), title="Lineage")
     axes.axis("off")
@@ -98,8 +101,8 @@ def draw_endpoint(axes: Axes, results: dict[str, Any]) -> None:
     ]
     for row in results["answers"]:
         lines.append(row["question"].split(":")[-1].strip() + f" {row['answer']}")
-        lines.append(f"    endpoint: {row['endpoint'][:34]}")
-        lines.append(f"    base:     {row['base'][:34]}")
+        lines.append(f"    endpoint: {row['endpoint'][:44]}")
+        lines.append(f"    base:     {row['base'][:44]}")
     axes.text(
         0.02, 0.97, "\n".join(lines), va="top", family="monospace", fontsize=9, parse_math=False
     )
