@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import openai
+import pytest
+
+SUITE = {
+    "format": 1,
+    "name": "sevens",
+    "template": "Q: {question}\nA:",
+    "decoding": {"max_tokens": 8, "temperature": 0.0, "stop": ["\n"]},
+    "grader": {"kind": "numeric"},
+    "items": [
+        {"id": f"i{n}", "question": f"what is {n} and {7 - n}?", "answer": "7" if n < 4 else "8"}
+        for n in range(6)
+    ],
+}
+
+
+def words_of(text: str) -> list[str]:
+    """The commands a help page lists."""
+    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│ ")]
+    return [line.split()[0] for line in lines if line and not line.startswith(("-", "*"))]
+
+
+def test_importing_the_command_line_is_cheap():
+    heavy = "{'torch', 'transformers', 'vllm', 'scipy'}"
+    code = f"import sys, slipway.cli; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["up"],
+        ["env"],
+        ["status"],
+        ["packages", "list"],
+        ["packages", "show"],
+        ["alias", "list"],
+        ["alias", "history"],
+        ["alias", "rollback"],
+        ["suites", "add"],
+        ["suites", "list"],
+        ["merge"],
+        ["eval", "run"],
+        ["eval", "show"],
+        ["gate", "run"],
+        ["gate", "show"],
+        ["promote"],
+        ["deploy"],
+        ["endpoints", "list"],
+        ["endpoints", "delete"],
+        ["keys", "create"],
+        ["keys", "list"],
+        ["keys", "revoke"],
+        ["sessions", "list"],
+        ["sessions", "stop"],
+        ["usage"],
+        ["jobs"],
+    ],
+)
+def test_every_command_explains_itself(words):
+    command = [sys.executable, "-m", "slipway", *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--home" in done.stdout
+    assert ("--json" in done.stdout) == (words != ["up"])
+
+
+def test_mistakes_are_one_clear_line(running, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    for words, said in (
+        (["packages", "show", "none/1"], "none/1"),
+        (["packages", "show", "none"], "none"),
+        (["suites", "add", str(bad)], "no JSON"),
+        (["suites", "add", str(tmp_path / "missing.json")], "cannot be read"),
+        (["eval", "run", "tiny/1", "--suite", "nothing"], "slipway suites add"),
+        (["merge", "tiny/1"], "only an adapter"),
+        (["deploy", "tiny@production", "--name", "x"], "promote one first"),
+        (["keys", "revoke", "nothing"], "no key"),
+        (["sessions", "stop", "nothing"], "no session"),
+        (["endpoints", "delete", "nothing"], "nothing"),
+    ):
+        done = running.slipway(*words)
+        assert done.returncode == 1, (words, done.stdout)
+        assert done.stderr.startswith("Error: "), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert said in done.stderr, done.stderr
+
+
+def test_keys(running):
+    made = running.json("keys", "create", "laptop")
+    assert running.slipway("status", SLIPWAY_API_KEY=made["secret"]).returncode == 0
+    listed = running.slipway("keys", "list").stdout
+    assert "laptop" in listed
+    assert made["secret"] not in listed
+    running.json("keys", "revoke", made["key"]["id"])
+    assert running.slipway("status", SLIPWAY_API_KEY=made["secret"]).returncode == 1
+
+
+def test_what_is_empty_says_so(running):
+    assert "No sessions yet" in running.slipway("sessions", "list").stdout
+    assert running.json("usage") == []
+    assert running.json("sessions", "list") == []
+
+
+def test_from_suite_to_endpoint(running, tmp_path):
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps({**SUITE, "items": [*SUITE["items"], SUITE["items"][0]]}))
+    assert "i0" in running.slipway("suites", "add", str(path)).stderr
+    path.write_text(json.dumps(SUITE))
+    suite = running.json("suites", "add", str(path))
+    assert suite["items"] == 6
+    assert [s["digest"] for s in running.json("suites", "list")] == [suite["digest"]]
+
+    run = running.json("eval", "run", "tiny/1", "--suite", "sevens", "--keep")
+    assert (run["correct"], run["items"]) == (4, 6)
+    assert run["interval"][0] < 4 / 6 < run["interval"][1]
+    items = running.json("eval", "show", run["id"], "--items")
+    assert [item["outcome"] for item in items] == ["correct"] * 4 + ["wrong"] * 2
+    assert "66.7%" in running.slipway("eval", "show", run["id"]).stdout
+
+    sides = ["--candidate", "tiny/1", "--baseline", "tiny/1", "--suite", "sevens"]
+    gate = running.slipway("gate", "run", *sides, "--json")
+    assert gate.returncode == 3
+    verdict = json.loads(gate.stdout)
+    assert verdict["verdict"] != "pass"
+    assert "McNemar" in running.slipway("gate", "show", verdict["id"]).stdout
+
+    refused = running.slipway("promote", "tiny/1")
+    assert refused.returncode == 1
+    assert verdict["verdict"] in refused.stderr
+    assert running.json("alias", "list") == []
+    running.json("promote", "tiny/1", "--override", "for the test")
+    (line,) = running.json("alias", "history", "tiny@production")
+    assert line["override_reason"] == "for the test"
+
+    endpoint = running.json("deploy", "tiny@production", "--name", "sevens")
+    assert endpoint["replica_id"] == run["engine"]["replica_id"]
+    exports = running.json("env")
+    client = openai.OpenAI(base_url=exports["OPENAI_BASE_URL"], api_key=exports["OPENAI_API_KEY"])
+    with client:
+        answer = client.chat.completions.create(
+            model="sevens", messages=[{"role": "user", "content": "3 and 4?"}]
+        )
+    assert "7" in answer.choices[0].message.content
+    assert "sevens" in running.slipway("endpoints").stdout
+    assert len(running.json("jobs")) >= 2
+    running.json("endpoints", "delete", "sevens")
+    assert running.json("endpoints") == []
