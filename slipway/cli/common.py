@@ -115,7 +115,9 @@ def finish(client: Client, job: dict[str, Any], *, wait: bool) -> Any:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         bar = progress.add_task(job["kind"], total=None)
 
         def moved(now: dict[str, Any]) -> None:

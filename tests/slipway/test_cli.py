@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import openai
 import pytest
+import tinker
 
 SUITE = {
     "format": 1,
@@ -18,12 +20,6 @@ SUITE = {
         for n in range(6)
     ],
 }
-
-
-def words_of(text: str) -> list[str]:
-    """The commands a help page lists."""
-    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│ ")]
-    return [line.split()[0] for line in lines if line and not line.startswith(("-", "*"))]
 
 
 def test_importing_the_command_line_is_cheap():
@@ -125,16 +121,12 @@ def test_from_suite_to_endpoint(running, tmp_path):
     assert [item["outcome"] for item in items] == ["correct"] * 4 + ["wrong"] * 2
     assert "66.7%" in running.slipway("eval", "show", run["id"]).stdout
 
+    # A version is no evidence for itself, and without a gate production is closed.
     sides = ["--candidate", "tiny/1", "--baseline", "tiny/1", "--suite", "sevens"]
-    gate = running.slipway("gate", "run", *sides, "--json")
-    assert gate.returncode == 3
-    verdict = json.loads(gate.stdout)
-    assert verdict["verdict"] != "pass"
-    assert "McNemar" in running.slipway("gate", "show", verdict["id"]).stdout
-
+    assert running.slipway("gate", "run", *sides).returncode == 1
     refused = running.slipway("promote", "tiny/1")
     assert refused.returncode == 1
-    assert verdict["verdict"] in refused.stderr
+    assert "none was run" in refused.stderr
     assert running.json("alias", "list") == []
     running.json("promote", "tiny/1", "--override", "for the test")
     (line,) = running.json("alias", "history", "tiny@production")
@@ -153,3 +145,42 @@ def test_from_suite_to_endpoint(running, tmp_path):
     assert len(running.json("jobs")) >= 2
     running.json("endpoints", "delete", "sevens")
     assert running.json("endpoints") == []
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_server_that_does_not_serve_what_it_should_is_found_out(running, tmp_path):
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps({**SUITE, "name": "others"}))
+    running.json("suites", "add", str(path))
+    exports = running.json("env")
+    service = tinker.ServiceClient(
+        base_url=exports["TINKER_BASE_URL"],
+        api_key=exports["TINKER_API_KEY"],
+        user_metadata={"model_package_group": "trained"},
+    )
+    with service:
+        client = service.create_lora_training_client("org/tiny", rank=4).result()
+        datum = tinker.types.Datum(
+            model_input=tinker.types.ModelInput.from_ints([5, 6, 7]),
+            loss_fn_inputs={
+                "target_tokens": np.array([6, 7, 8]),
+                "weights": np.ones(3, dtype=np.float32),
+            },
+        )
+        for _ in range(3):
+            client.forward_backward([datum], "cross_entropy")
+            client.optim_step(tinker.types.AdamParams(learning_rate=1e-2)).result()
+        client.save_state("three").result()
+    merged = running.json("merge", "trained/1")
+    assert merged["reference"] == "trained/2"
+    assert running.json("merge", "trained/1")["id"] == merged["id"]
+    shown = running.slipway("packages", "show", "trained/2").stdout
+    assert "trained/1" in shown
+    assert "tiny/1" in shown
+    # The stand-in answers, but not with this model's probabilities.
+    done = running.slipway("eval", "run", "trained/2", "--suite", "others")
+    assert done.returncode == 1
+    assert "logprobs" in done.stderr
+    (used,) = [u for u in running.json("usage") if u["kind"] == "train"]
+    assert used["tokens"] == 9
