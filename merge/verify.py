@@ -44,9 +44,11 @@ class Thresholds:
     agreement: float
 
 
-# By the type the merged weights are stored in: rounding to it is all that may differ.
+# By the type the merged weights are stored in: rounding to it is all that may differ. For
+# float32 that is the noise of a forward pass: a 135M model's own logits in float32 were seen
+# 0.0024 standard deviations away from those in float64, its adapter not even merged.
 THRESHOLDS = {
-    "float32": Thresholds(difference=1e-3, divergence=1e-6, agreement=1.0),
+    "float32": Thresholds(difference=2e-2, divergence=1e-5, agreement=1.0),
     "float16": Thresholds(difference=0.05, divergence=1e-3, agreement=0.99),
     "bfloat16": Thresholds(difference=0.3, divergence=2e-2, agreement=0.95),
 }
