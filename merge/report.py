@@ -35,7 +35,8 @@ class BlockStats:
         if delta is None:
             return cls(elements=before.numel())
         change = after.float().sub_(before)
-        changed = int(torch.count_nonzero(change))
+        # Against the base as it would be stored, or a mere conversion would pass for a change.
+        changed = int(torch.count_nonzero(after != before.to(after.dtype)))
         return cls(
             base_square=_dot(before, before),
             delta_square=_dot(delta, delta),
@@ -69,7 +70,7 @@ class TensorReport:
     Fields:
         relative_delta: size of the update over that of the base (Frobenius norms).
         survival: share of the update, along its own direction, that is in the stored result.
-        changed: share of the elements whose stored value differs from the base's.
+        changed: share of the elements stored otherwise than the base alone would be.
     """
 
     name: str

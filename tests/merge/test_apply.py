@@ -111,8 +111,9 @@ def test_any_rank_alpha_and_pattern(
             r=rank,
             lora_alpha=alpha,
             use_rslora=rslora,
-            rank_pattern=ranks,
-            alpha_pattern=alphas,
+            # PEFT warns of a pattern that no target meets.
+            rank_pattern={key: value for key, value in ranks.items() if key in targets},
+            alpha_pattern={key: value for key, value in alphas.items() if key in targets},
             target_modules=targets,
         )
         merge(base, adapter, output, block_bytes=block)
@@ -326,8 +327,8 @@ def whole_numbers(tensors: dict[str, torch.Tensor]) -> None:
 
 
 GOLDEN = {
-    "float32": "TO BE FILLED",
-    "bfloat16": "TO BE FILLED",
+    "float32": "a4c931467f903084f7f18f7b79db396f63b58cb1ca27a601beff3b0ad1fc36e7",
+    "bfloat16": "a866943bb1a86d0eb0edd8957fcaae57279f3420aa94f3c878bc4553993ce470",
 }
 
 
@@ -388,7 +389,7 @@ def test_a_lora_that_changes_nothing_fails(tiny, base, adapter, output):
 def test_a_lora_lost_to_rounding_fails(tiny, base, adapter, output):
     def shrink(tensors):
         for name in tensors:
-            tensors[name] *= 1e-5
+            tensors[name] *= 1e-8
 
     tiny.edit_tensors(adapter / "adapter_model.safetensors", shrink)
     with pytest.raises(InvalidInput, match="lost to rounding to BF16"):
