@@ -34,9 +34,9 @@ class BlockStats:
 
         if delta is None:
             return cls(elements=before.numel())
-        change = after.float().sub_(before)
         # Against the base as it would be stored, or a mere conversion would pass for a change.
         changed = int(torch.count_nonzero(after != before.to(after.dtype)))
+        change = after.float() - before
         return cls(
             base_square=_dot(before, before),
             delta_square=_dot(delta, delta),
