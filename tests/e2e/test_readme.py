@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,25 @@ def test_the_training_script_and_the_commands_after_it(server, tmp_path):
     listed = json.loads(server.run("slipway", "packages", "list", "--group", "greetings", "--json"))
     assert {version["kind"] for version in listed} == {"checkpoint", "merged"}
     assert len(block("python", "import tinker").strip().splitlines()) <= 25
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every `slipway` command in a text's shell blocks, in words."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("slipway ")]
+
+
+def test_every_command_it_shows_exists_with_its_options():
+    shown = commands(README)
+    assert len(shown) >= 8
+    for words in shown:
+        group = [word for word in words[1:3] if re.fullmatch(r"[a-z]+", word)]
+        asked = [sys.executable, "-m", "slipway", *group, "--help"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, words
+        for option in (word for word in words if word.startswith("--")):
+            assert option in done.stdout, words
 
 
 def test_the_make_targets_it_names_exist():
