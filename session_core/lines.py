@@ -50,7 +50,6 @@ class Line:
         self,
         run_id: str,
         *,
-        tenant_id: str,
         operations: OperationLog,
         saver: Saver,
         supervisor: Supervisor,
@@ -60,7 +59,6 @@ class Line:
         settled: Callable[[str], None],
     ) -> None:
         self.run_id = run_id
-        self._tenant_id = tenant_id
         self._operations = operations
         self._saver = saver
         self._supervisor = supervisor

@@ -305,7 +305,6 @@ class SessionService:
         if line is None or line.ended:
             line = self._lines[run.id] = Line(
                 run.id,
-                tenant_id=run.tenant_id,
                 operations=self.operations,
                 saver=self.saver,
                 supervisor=self._supervisor,
