@@ -52,7 +52,7 @@ def serve(settings: Settings, listen: Listen, say: Callable[[str], None]) -> Non
         Unavailable: if a part does not come up.
     """
     home = Home(settings.home)
-    check_ports(listen)
+    check_ports(listen, home)
     with home.locked():
         logging.basicConfig(
             filename=home.logs / "server.log",
@@ -63,11 +63,15 @@ def serve(settings: Settings, listen: Listen, say: Callable[[str], None]) -> Non
         asyncio.run(_serve(home, settings, listen, say))
 
 
-def check_ports(listen: Listen) -> None:
+def check_ports(listen: Listen, home: Home) -> None:
     """Raises: Conflict: naming the port that is taken."""
     if listen.port == listen.gateway_port:
         raise Conflict(f"port {listen.port} cannot be the control plane's and the gateway's both")
-    for port, option in ((listen.port, "--port"), (listen.gateway_port, "--gateway-port")):
+    wanted = [(listen.port, "--port")]
+    # A gateway that outlived a killed server still has its port; it is ended in a moment.
+    if not (home.folder / "gateway" / "process.json").exists():
+        wanted.append((listen.gateway_port, "--gateway-port"))
+    for port, option in wanted:
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

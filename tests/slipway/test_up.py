@@ -59,6 +59,22 @@ def test_a_taken_port_is_named_before_anything_starts(up):
     assert not up.home.exists()
 
 
+def test_a_killed_server_is_followed_by_one_on_the_same_ports(up):
+    up.start()
+    up.wait_ready()
+    left = up.family()
+    up.process.kill()
+    up.process.wait()
+    # The gateway outlives it, on purpose.
+    assert httpx.get(f"http://127.0.0.1:{up.gateway_port}/healthz").status_code == 200
+    (up.home / "server.json").unlink()
+    up.start()
+    up.wait_ready()
+    assert len(up.json("packages", "list")) == 1
+    assert up.stop() == 0
+    assert not [process for process in left if process.is_running()]
+
+
 def test_a_second_server_on_one_home_is_refused(running, another):
     second = another(running.home)
     second.log = second.log.with_name("second.log")
