@@ -80,7 +80,7 @@ def suite(size: int, *, train_items: int) -> dict[str, object]:
         "name": NAME,
         "template": TEMPLATE,
         # Room for a sentence around the number: the base model answers "The answer is 19.".
-        "decoding": {"max_tokens": 24, "temperature": 0.0, "stop": [END]},
+        "decoding": {"max_tokens": 48, "temperature": 0.0, "stop": [END]},
         # The last number of the answer, whatever stands around it.
         "grader": {"kind": "numeric"},
         "items": [
