@@ -13,12 +13,6 @@ from tinker import types
 
 from registry import Kind
 
-# The SDK leaves its connections to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 PROMPT = [5, 6, 7, 8]
 
 

@@ -147,8 +147,6 @@ def test_from_suite_to_endpoint(running, tmp_path):
     assert running.json("endpoints") == []
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_server_that_does_not_serve_what_it_should_is_found_out(running, tmp_path):
     path = tmp_path / "suite.json"
     path.write_text(json.dumps({**SUITE, "name": "others"}))
