@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
-from registry import SlipwayError, Unavailable
+from registry import InvalidInput, SlipwayError, Unavailable
 from slipway.home import Home
 
 PREFIX = "/slipway/v1"
@@ -20,6 +21,17 @@ class RequestRefused(SlipwayError):
     """The server's answer is an error; its message is for a person."""
 
 
+def part(text: str) -> str:
+    """What a person typed, as one part of a path.
+
+    Raises:
+        InvalidInput: if it would be none, or more than one: no id or name is like that.
+    """
+    if text in ("", ".", "..") or "/" in text:
+        raise InvalidInput(f"{text!r} is no id and no name")
+    return quote(text, safe="")
+
+
 class Client:
     """A connection to a control plane.
 
@@ -29,6 +41,7 @@ class Client:
     """
 
     def __init__(self, url: str, key: str) -> None:
+        self.url = url
         headers = {"X-API-Key": key}
         # The server is on this machine or named on purpose: a proxy has no place between.
         self._http = httpx.Client(
@@ -36,17 +49,23 @@ class Client:
         )
 
     @classmethod
-    def of(cls, home: Home) -> Client:
+    def of(cls, home: Home, *, named: bool = False) -> Client:
         """The server the environment names, or else the one of a home.
+
+        Args:
+            named: whether the home was named on purpose; then it goes before the environment.
 
         Raises:
             Unavailable: if neither names one.
         """
-        url = os.environ.get("SLIPWAY_URL") or home.running().url
-        key = os.environ.get("SLIPWAY_API_KEY") or home.key()
+        environment = {} if named else os.environ
+        url = environment.get("SLIPWAY_URL") or home.running().url
+        key = environment.get("SLIPWAY_API_KEY") or home.key()
         if key is None:
             raise Unavailable(f"no API key in {home.folder}: set SLIPWAY_API_KEY")
-        return cls(url.rstrip("/"), key)
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInput(f"SLIPWAY_URL is {url!r}: it must start with http:// or https://")
+        return cls(url.rstrip("/"), key.strip())
 
     def close(self) -> None:
         """Close the connection."""
@@ -72,17 +91,17 @@ class Client:
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
             answer = self._http.request(method, path, **options)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise Unavailable(
-                f"the server at {self._http.base_url.host}:{self._http.base_url.port} does not "
-                f"answer ({error}): is `slipway up` running?"
+                f"the server at {self.url} does not answer ({error}): is `slipway up` running?"
             ) from None
-        if answer.is_success:
-            return answer.json()
         try:
-            message = answer.json()["error"]["message"]
+            document = answer.json()
+            if answer.is_success:
+                return document
+            message = str(document["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            message = f"the server answered {answer.status_code}"
+            message = f"{self.url} answered {answer.status_code}, and not as Slipway does"
         raise RequestRefused(message)
 
     def finish(self, job: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> Any:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from registry import Conflict, Unavailable
@@ -33,6 +34,8 @@ class Home:
         self.logs = self.folder / "logs"
         self._address = self.folder / "server.json"
         self._credentials = self.folder / "credentials.json"
+        self._lock = self.folder / "lock"
+        self._holder = self.folder / "lock.pid"
 
     def database_url(self, configured: str | None) -> str:
         """The configured database, or SQLite in here."""
@@ -47,23 +50,42 @@ class Home:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
-        lock = FileLock(self.folder / "lock")
+        lock = FileLock(self._lock)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            running = self.address()
-            who = f"process {running.pid} at {running.url}" if running else "another process"
-            raise Conflict(
-                f"the home {self.folder} is in use by {who}: stop that server, or give this one "
-                "another home with --home"
-            ) from None
+            raise self._held() from None
         try:
             # What a killed server left must not be taken for this one's.
             self._address.unlink(missing_ok=True)
+            self._holder.write_text(str(os.getpid()))
             yield
         finally:
             self._address.unlink(missing_ok=True)
+            self._holder.unlink(missing_ok=True)
             lock.release()
+
+    def refuse_if_held(self) -> None:
+        """Raises: Conflict: as `locked` does. Makes nothing and keeps nothing."""
+        if self._lock.exists():
+            lock = FileLock(self._lock)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise self._held() from None
+            lock.release()
+
+    def _held(self) -> Conflict:
+        running = self.address()
+        who = "another process"
+        if running is not None:
+            who = f"process {running.pid} at {running.url}"
+        elif self._holder.exists():
+            who = f"process {self._holder.read_text()}, which is starting or stopping"
+        return Conflict(
+            f"the home {self.folder} is in use by {who}: stop that server, or give this one "
+            "another home with --home"
+        )
 
     def announce(self, address: Address) -> None:
         """Say that the server is ready, and where."""
@@ -79,7 +101,8 @@ class Home:
     def running(self) -> Address:
         """As `address`. Raises: Unavailable: if no server is running."""
         address = self.address()
-        if address is None:
+        # A server that was killed had no time to take its address away.
+        if address is None or not psutil.pid_exists(address.pid):
             raise Unavailable(
                 f"no server is running for the home {self.folder}: start it with `slipway up`"
             )

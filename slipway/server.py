@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 import uvicorn
 
 from evals import EvalService
-from merge import MergeService, content_files, resolve_base, validate_model_folder
-from registry import Conflict, Jobs, Kind, NewVersion, NotFound, Origin, Registry, VersionView
+from merge import MergeService, resolve_base, validate_model_folder
+from registry import Conflict, Jobs, Registry, Unauthorized, Unavailable
 from serving import Endpoints, Engine, GatewayProcess, Replicas, VllmEngine, snapshot_path
 from session_core import SessionService
 from slipway.app import Services, create_app
+from slipway.base import register_base
 from slipway.database import migrate
 from slipway.engine import CommandEngine
 from slipway.home import Address, Home
@@ -29,6 +29,8 @@ from slipway.settings import Settings
 log = logging.getLogger(__name__)
 
 TENANT = "default"
+# How long a stop waits for the preparations, which end by themselves in most cases.
+PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,96 +50,158 @@ def serve(settings: Settings, listen: Listen, say: Callable[[str], None]) -> Non
 
     Raises:
         Conflict: if the home or a port is taken; nothing was started then.
-        InvalidInput: if the base model's folder is not whole.
+        InvalidInput: if the base model's folder is not whole, or the database not usable.
         Unavailable: if a part does not come up.
     """
     home = Home(settings.home)
-    check_ports(listen, home)
-    with home.locked():
+    # Asked before the ports: a second server on a home most often wants the same ports, and
+    # the first server's process is what a person needs to hear of.
+    home.refuse_if_held()
+    with closing(bind(listen, home)) as listener, home.locked():
         logging.basicConfig(
             filename=home.logs / "server.log",
             level=logging.INFO,
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        asyncio.run(_serve(home, settings, listen, say))
+        asyncio.run(_serve(home, settings, listen, listener, say))
 
 
-def check_ports(listen: Listen, home: Home) -> None:
-    """Raises: Conflict: naming the port that is taken."""
+def bind(listen: Listen, home: Home) -> socket.socket:
+    """The control plane's socket, bound before anything is started.
+
+    Raises:
+        Conflict: naming the port that is taken, the gateway's included.
+    """
     if listen.port == listen.gateway_port:
         raise Conflict(f"port {listen.port} cannot be the control plane's and the gateway's both")
-    wanted = [(listen.port, "--port")]
     # A gateway that outlived a killed server still has its port; it is ended in a moment.
     if not (home.folder / "gateway" / "process.json").exists():
-        wanted.append((listen.gateway_port, "--gateway-port"))
-    for port, option in wanted:
-        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((listen.host, port))
-            except OSError as error:
-                raise Conflict(
-                    f"port {port} on {listen.host} cannot be had ({error.strerror}): stop what "
-                    f"listens there, or choose another with {option}"
-                ) from None
+        _bind(listen.host, listen.gateway_port, "--gateway-port").close()
+    return _bind(listen.host, listen.port, "--port")
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise Conflict(
+            f"port {port} on {host} cannot be had ({error.strerror}): stop what listens there, "
+            f"or choose another with {option}"
+        ) from None
+    return made
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which leaves the signals to us: they matter while starting as well."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 async def _serve(
     home: Home,
     settings: Settings,
     listen: Listen,
+    listener: socket.socket,
     say: Callable[[str], None],
 ) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    # A second signal is heeded no more than the first: stopping ends what was started, and
-    # each step of it is bounded.
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, stop.set)
-    work = asyncio.ensure_future(_run(home, settings, listen, say, stop))
-    asked = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
-    if not work.done() and not asked.cancelled():
-        say("Stopping")
-        # Start-up is cut short where it is; a server that runs sees the event itself.
-        if home.address() is None:
-            work.cancel()
-    try:
-        await work
-    except asyncio.CancelledError:
-        log.info("interrupted while starting")
-    finally:
+    say(f"Starting in {home.folder}")
+    with handled(stop):
+        services = await _prepared(home, settings, listen, say, stop)
+        if services is None:
+            return
+        work = asyncio.ensure_future(_run(home, services, listen, listener, say, stop))
+        asked = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
+        if not work.done():
+            say("Stopping")
+            # Start-up is cut short where it is; a server that runs sees the event itself.
+            if home.address() is None:
+                work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
 
 
-async def _run(
+@contextmanager
+def handled(stop: asyncio.Event) -> Iterator[None]:
+    """Turn signals into the event; from the second on, kill what takes its time to end."""
+
+    def asked() -> None:
+        if stop.is_set():
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    signals = [signal.SIGINT, signal.SIGTERM]
+    # A terminal that is closed would leave every process below this one; `nohup` says that
+    # it is not to matter.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    for sig in signals:
+        loop.add_signal_handler(sig, asked)
+    try:
+        yield
+    finally:
+        for sig in signals:
+            loop.remove_signal_handler(sig)
+
+
+async def _prepared(
     home: Home,
     settings: Settings,
     listen: Listen,
     say: Callable[[str], None],
     stop: asyncio.Event,
+) -> Services | None:
+    """The result of `prepare`; None if a stop was asked for first."""
+    work = asyncio.ensure_future(asyncio.to_thread(prepare, home, settings, listen, say))
+    asked = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not stop.is_set():
+        return await work
+    say("Stopping")
+    await asyncio.wait([work], timeout=PATIENCE_SECONDS)
+    if not work.done():
+        # A thread cannot be stopped, and this one may be downloading for minutes. No process
+        # has been started yet, and whatever is half written is dropped by the next start.
+        log.info("interrupted while preparing")
+        logging.shutdown()
+        os._exit(0)
+    (await work).registry.db.close()
+    return None
+
+
+async def _run(
+    home: Home,
+    services: Services,
+    listen: Listen,
+    listener: socket.socket,
+    say: Callable[[str], None],
+    stop: asyncio.Event,
 ) -> None:
-    say(f"Starting in {home.folder}")
-    services = await asyncio.to_thread(prepare, home, settings, listen, say)
     async with services.running():
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(services),
-                host=listen.host,
-                port=listen.port,
-                log_level="warning",
-                # Long polls are cut off when the server stops; clients ask again.
-                timeout_graceful_shutdown=1,
-            )
+        # Long polls are cut off when the server stops; clients ask again.
+        config = uvicorn.Config(
+            create_app(services), log_level="warning", timeout_graceful_shutdown=1
         )
-        # The signals are handled above, for start-up as well as for serving.
-        serving = asyncio.ensure_future(server._serve())
+        server = _Server(config)
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.02)
-        shown = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
-        url = f"http://{shown}:{listen.port}"
+        if serving.done():
+            await serving
+            raise Unavailable("the control plane ended before it was ready; see logs/server.log")
+        url = address_of(listen)
         home.announce(Address(pid=os.getpid(), url=url, gateway_url=services.gateway.url))
         say(f"Control plane  {url}")
         say(f"Gateway        {services.gateway.url}/v1")
@@ -147,6 +211,12 @@ async def _run(
         asked.cancel()
         server.should_exit = True
         await serving
+
+
+def address_of(listen: Listen) -> str:
+    """The URL a client on this machine reaches the control plane at."""
+    host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
+    return f"http://[{host}]:{listen.port}" if ":" in host else f"http://{host}:{listen.port}"
 
 
 def prepare(home: Home, settings: Settings, listen: Listen, say: Callable[[str], None]) -> Services:
@@ -202,73 +272,7 @@ def ensure_key(home: Home, registry: Registry, tenant_id: str) -> None:
         try:
             if registry.tenants.authenticate(key).tenant_id == tenant_id:
                 return
-        except Exception:
+        except Unauthorized:
             log.warning("the home's API key is not valid any more; making a new one")
     _, key = registry.tenants.create_key(tenant_id, "home")
     home.save_key(key)
-
-
-def model_name(configured: str, folder: Path) -> str:
-    """What clients call the base model: a hub id as it is, a folder by its name."""
-    if Path(configured).expanduser().is_dir():
-        # A folder of the cache carries its hub id in its name.
-        return folder.resolve().name.replace("--", "/", 1)
-    return configured
-
-
-def group_name(name: str) -> str:
-    """A model's name as a group's: its last part, in the characters a group may have."""
-    last = name.rsplit("/", 1)[-1].lower()
-    cleaned = "".join(char if char.isalnum() or char in "._-" else "-" for char in last)
-    return cleaned.strip("._-")[:63] or "base"
-
-
-def fingerprint(folder: Path) -> dict[str, list[int]]:
-    """Size and time of every file of a model, to tell whether any has changed."""
-    stats = {name: (folder / name).stat() for name in content_files(folder)}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-
-def register_base(
-    registry: Registry,
-    tenant_id: str,
-    folder: Path,
-    configured: str,
-    home: Home,
-    say: Callable[[str], None],
-) -> VersionView:
-    """The base model as a version of a group of its own, published the first time."""
-    name = model_name(configured, folder)
-    record = home.folder / "base.json"
-    now = {"folder": str(folder.resolve()), "files": fingerprint(folder)}
-    try:
-        known = json.loads(record.read_text())
-        # Hashing half a gigabyte at every start would be felt; sizes and times tell enough.
-        if {key: known[key] for key in now} == now:
-            return registry.versions.by_digest(tenant_id, known["digest"])
-    except (FileNotFoundError, ValueError, KeyError, NotFound):
-        pass
-    say(f"Taking {name} into the artifact store, once")
-    staged = registry.store.stage()
-    try:
-        for file in now["files"]:
-            (staged / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / file, staged / file)
-        manifest = registry.store.publish(staged)
-    finally:
-        registry.store.discard(staged)
-    version = registry.versions.register(
-        NewVersion(
-            tenant_id=tenant_id,
-            group=group_name(name),
-            kind=Kind.MERGED,
-            origin=Origin.IMPORT,
-            base_model=name,
-            base_digest=manifest.digest,
-            provenance={"source": name},
-            source_key=f"base:{tenant_id}:{manifest.digest}",
-        ),
-        manifest,
-    )
-    record.write_text(json.dumps({**now, "digest": manifest.digest}))
-    return version

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from registry.errors import InvalidInput
+
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PREFIX = "SLIPWAY_"
 
 
 class Settings(BaseSettings):
     """What a server and the command line need to know."""
 
-    model_config = SettingsConfigDict(env_prefix="SLIPWAY_", frozen=True)
+    # A variable that is set to nothing is as good as not set.
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, env_ignore_empty=True)
 
     home: Path = Path("~/.slipway")
     """Database, artifact store, logs, the API key."""
@@ -30,6 +34,23 @@ class Settings(BaseSettings):
     """The training engine's; 0 leaves the choice to torch."""
     engine_command: str | None = None
     """Another OpenAI-compatible server than vLLM: a command with {folder}, {model} and {port}."""
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        """The settings of the environment, except for those given (and not None).
+
+        Raises:
+            InvalidInput: naming the variables that are wrong. Their values are left out: one
+                may hold a password.
+        """
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            faults = [
+                f"{PREFIX}{'_'.join(map(str, fault['loc'])).upper()}: {fault['msg']}"
+                for fault in error.errors()
+            ]
+            raise InvalidInput("; ".join(faults)) from None
 
     def engine_words(self) -> list[str] | None:
         """The engine's command taken apart, as a shell would."""

@@ -18,5 +18,10 @@ def main() -> None:
     except SlipwayError as error:
         print(f"Error: {error.message}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+    except OSError as error:
+        # A folder that cannot be written, a disk that is full: nothing a traceback explains.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"Error: {error.strerror or error}{where}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

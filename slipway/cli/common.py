@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from slipway.client import Client
 from slipway.home import Home
@@ -32,13 +33,13 @@ DIGEST_SHOWN = 12
 
 def home_of(folder: Path | None) -> Home:
     """The home an option or the environment names."""
-    return Home(folder or Settings().home)
+    return Home(folder or Settings.read().home)
 
 
 @contextmanager
 def connected(folder: Path | None) -> Iterator[Client]:
-    """A client of the server in use."""
-    client = Client.of(home_of(folder))
+    """A client of the server in use: of the home that was named, if one was."""
+    client = Client.of(home_of(folder), named=folder is not None)
     try:
         yield client
     finally:
@@ -65,7 +66,7 @@ def table(*columns: str, rows: Sequence[Sequence[str]], empty: str) -> Callable[
         for number, column in enumerate(columns):
             made.add_column(column, no_wrap=number == 0, overflow="fold")
         for row in rows:
-            made.add_row(*row)
+            made.add_row(*map(plain, row))
         console.print(made)
 
     return write
@@ -77,9 +78,21 @@ def facts(pairs: Sequence[tuple[str, str]]) -> Callable[[Console], None]:
     def write(console: Console) -> None:
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
-            console.print(f"[bold]{name:<{width}}[/]  {value}", highlight=False, soft_wrap=True)
+            line = plain(f"{name:<{width}}")
+            line.stylize("bold")
+            console.print(line.append(f"  {plain(value)}", style="not bold"), soft_wrap=True)
 
     return write
+
+
+def plain(text: str) -> Text:
+    """Text as it is: brackets are no markup, and nothing in it can steer a terminal."""
+    return Text(
+        "".join(
+            char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}"
+            for char in text
+        )
+    )
 
 
 def short(digest: str) -> str:
@@ -110,7 +123,7 @@ def finish(client: Client, job: dict[str, Any], *, wait: bool) -> Any:
     if not wait:
         return job
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

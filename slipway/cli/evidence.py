@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from registry.errors import InvalidInput
@@ -18,11 +19,13 @@ from slipway.cli.common import (
     connected,
     facts,
     finish,
+    plain,
     short,
     show,
     table,
     when,
 )
+from slipway.client import part
 
 SuiteOption = Annotated[str, typer.Option(help="A suite's name (its newest) or digest.")]
 # `gate run` says by its exit code that the gate was not passed.
@@ -45,7 +48,7 @@ def add_suite(
     with connected(home) as client:
         suite = client.post("/suites", spec)
     text = f"{suite['name']}: {suite['items']} items, frozen as {suite['digest']}"
-    show(suite, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
+    show(suite, as_json=as_json, otherwise=lambda console: console.print(plain(text)))
 
 
 def list_suites(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -109,7 +112,7 @@ def show_eval(
     """Show an evaluation run."""
     with connected(home) as client:
         if items:
-            records = client.get(f"/evals/{run_id}/items")
+            records = client.get(f"/evals/{part(run_id)}/items")
             rows = [
                 (r["id"], r["outcome"], r["answer"], r["raw"][:ANSWER_SHOWN].replace("\n", " "))
                 for r in records
@@ -117,7 +120,7 @@ def show_eval(
             columns = ("item", "outcome", "answer", "said")
             show(records, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No items."))
             return
-        run = with_interval(client.get(f"/evals/{run_id}"))
+        run = with_interval(client.get(f"/evals/{part(run_id)}"))
     show(run, as_json=as_json, otherwise=facts(describe_run(run)))
 
 
@@ -135,7 +138,7 @@ def print_gate(gate: dict[str, Any], console: Console) -> None:
             f"{numbers[f'{side}_accuracy']:.1%}",
             f"{low:.1%} to {high:.1%}",
         )
-    console.print(f"[bold]Gate {gate['id']}[/] on {gate['suite_name']}", highlight=False)
+    console.print(f"[bold]Gate {gate['id']}[/] on {escape(gate['suite_name'])}", highlight=False)
     console.print(both)
     console.print(
         f"Discordant pairs: {numbers['gained']} gained, {numbers['lost']} lost. "
@@ -143,7 +146,7 @@ def print_gate(gate: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     colour = "green" if gate["verdict"] == "pass" else "red"
-    console.print(f"[bold {colour}]{gate['verdict']}[/]: {gate['reason']}", highlight=False)
+    console.print(f"[bold {colour}]{gate['verdict']}[/]: {escape(gate['reason'])}", highlight=False)
 
 
 def run_gate(
@@ -172,7 +175,7 @@ def show_gate(
 ) -> None:
     """Show a gate's verdict and what it rests on."""
     with connected(home) as client:
-        gate = client.get(f"/gates/{gate_id}")
+        gate = client.get(f"/gates/{part(gate_id)}")
     show(gate, as_json=as_json, otherwise=lambda console: print_gate(gate, console))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import typer
@@ -26,8 +27,10 @@ for group in (versions, evidence, serving, tenancy):
 @app.command()
 def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The control plane's port.")] = 8000,
-    gateway_port: Annotated[int, typer.Option(help="The OpenAI gateway's port.")] = 8001,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The control plane's port.")] = 8000,
+    gateway_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The OpenAI gateway's port.")
+    ] = 8001,
     base_model: Annotated[
         str | None, typer.Option(help="Hub id or folder of the base model.")
     ] = None,
@@ -40,12 +43,13 @@ def up(
     # Imported here, so that the other commands need not wait for a server's imports.
     from slipway.server import Listen, serve
 
-    given = {"home": home, "base_model": base_model, "device": device}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = Settings.read(home=home, base_model=base_model, device=device)
 
     def say(line: str) -> None:
-        typer.echo(line)
-        sys.stdout.flush()
+        # A terminal that was closed is no reason to stop any less cleanly.
+        with suppress(OSError):
+            typer.echo(line)
+            sys.stdout.flush()
 
     serve(settings, Listen(host=host, port=port, gateway_port=gateway_port), say)
 
@@ -73,24 +77,31 @@ def env(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show whether the server runs, and what is in it."""
-    found = home_of(home)
-    address = found.running()
     with connected(home) as client:
+        found = home_of(home)
+        # The server in use may be another than this home's, or on another machine.
+        local = found.address()
+        here = local if local is not None and local.url == client.url else None
         known = {
-            "url": address.url,
-            "gateway_url": address.gateway_url,
-            "pid": address.pid,
-            "home": str(found.folder),
+            "url": client.url,
+            "gateway_url": here.gateway_url if here else None,
+            "pid": here.pid if here else None,
+            "home": str(found.folder) if here else None,
             "groups": client.get("/groups"),
             "sessions": [s for s in client.get("/sessions") if s["status"] == "active"],
             "endpoints": client.get("/endpoints"),
         }
     groups = ", ".join(f"{g['name']} ({g['versions']})" for g in known["groups"])
     endpoints = ", ".join(f"{e['name']} ({e['status']})" for e in known["endpoints"])
+    where = [("Control plane", client.url)]
+    if here:
+        where = [
+            ("Control plane", f"{here.url} (process {here.pid})"),
+            ("Gateway", f"{here.gateway_url}/v1"),
+            ("Home", str(found.folder)),
+        ]
     pairs = [
-        ("Control plane", f"{address.url} (process {address.pid})"),
-        ("Gateway", f"{address.gateway_url}/v1"),
-        ("Home", str(found.folder)),
+        *where,
         ("Groups", groups or "none yet"),
         ("Active sessions", str(len(known["sessions"]))),
         ("Endpoints", endpoints or "none yet"),

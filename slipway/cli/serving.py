@@ -17,6 +17,7 @@ from slipway.cli.common import (
     table,
     when,
 )
+from slipway.client import part
 
 
 def deploy(
@@ -58,7 +59,7 @@ def delete_endpoint(
 ) -> None:
     """Take an endpoint away."""
     with connected(home) as client:
-        gone = client.delete(f"/endpoints/{name}")
+        gone = client.delete(f"/endpoints/{part(name)}")
     show(gone, as_json=as_json, otherwise=lambda console: console.print(f"{name} is gone"))
 
 

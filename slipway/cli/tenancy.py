@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.common import HomeOption, JsonOption, connected, show, table, when
+from slipway.cli.common import HomeOption, JsonOption, connected, plain, show, table, when
+from slipway.client import part
 
 
 def create_key(
@@ -46,8 +47,9 @@ def revoke_key(
 ) -> None:
     """End an API key."""
     with connected(home) as client:
-        key = client.delete(f"/keys/{key_id}")
-    show(key, as_json=as_json, otherwise=lambda console: console.print(f"{key['name']} is ended"))
+        key = client.delete(f"/keys/{part(key_id)}")
+    text = plain(f"{key['name']} is ended")
+    show(key, as_json=as_json, otherwise=lambda console: console.print(text))
 
 
 def list_sessions(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -66,7 +68,7 @@ def stop_session(
 ) -> None:
     """Stop a session; stopping it again is fine."""
     with connected(home) as client:
-        session = client.post(f"/sessions/{session_id}/stop")
+        session = client.post(f"/sessions/{part(session_id)}/stop")
     text = f"{session_id} is {session['status']}"
     show(session, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
 

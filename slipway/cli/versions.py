@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from registry.errors import InvalidInput
 from slipway.cli.common import (
     HomeOption,
     JsonOption,
@@ -19,7 +20,7 @@ from slipway.cli.common import (
     table,
     when,
 )
-from slipway.client import Client
+from slipway.client import Client, part
 
 Reference = Annotated[str, typer.Argument(metavar="VERSION", help="GROUP/NUMBER or GROUP@ALIAS.")]
 
@@ -117,7 +118,7 @@ def promote(
         body: dict[str, Any] = {"version": found["id"], "expected": now.get(alias)}
         if override is not None:
             body["override_reason"] = override
-        move = client.put(f"/groups/{found['group']}/aliases/{alias}", body)
+        move = client.put(f"/groups/{found['group']}/aliases/{part(alias)}", body)
     text = f"{move['group']}@{alias} -> [bold]{move['to_reference']}[/]"
     if move["from_reference"]:
         text += f" (was {move['from_reference']})"
@@ -140,15 +141,23 @@ def list_aliases(
     show(items, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No aliases yet."))
 
 
+def alias_path(alias: str) -> str:
+    """The route of an alias. Raises: InvalidInput: if it is not GROUP@ALIAS."""
+    group, at, name = alias.partition("@")
+    if not (group and at and name):
+        raise InvalidInput(f"{alias!r} is no alias: expected GROUP@ALIAS, as in sums@production")
+    return f"/groups/{part(group)}/aliases/{part(name)}"
+
+
 def alias_history(
     alias: Annotated[str, typer.Argument(metavar="GROUP@ALIAS")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show every move of an alias, newest first."""
-    group, _, name = alias.partition("@")
+    path = alias_path(alias)
     with connected(home) as client:
-        moves = client.get(f"/groups/{group}/aliases/{name}/history")
+        moves = client.get(f"{path}/history")
     rows = [
         (
             when(m["moved_at"]),
@@ -169,9 +178,9 @@ def alias_rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Point an alias back at the version before."""
-    group, _, name = alias.partition("@")
+    path = alias_path(alias)
     with connected(home) as client:
-        move = client.post(f"/groups/{group}/aliases/{name}/rollback")
+        move = client.post(f"{path}/rollback")
     text = f"{alias} -> [bold]{move['to_reference']}[/] (was {move['from_reference']})"
     show(move, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import sqlite3
+
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 from sqlmodel import SQLModel
 
+from registry import InvalidInput, Unavailable
 from slipway.database import config, migrate
 
 
@@ -36,3 +40,26 @@ def test_it_goes_down_and_up_again(tmp_path):
 def test_a_percent_sign_in_an_address_is_no_interpolation():
     url = "postgresql://me:p%40ss@host/db"
     assert config(url).get_main_option("sqlalchemy.url") == url
+
+
+@pytest.mark.parametrize("url", ["garbage", "nonsense://u:hunter2@h/d", "sqlite+none:///x"])
+def test_what_is_no_database_is_said_without_its_password(url):
+    with pytest.raises(InvalidInput, match="SLIPWAY_DATABASE_URL") as caught:
+        migrate(url)
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    migrate(url)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    connection.close()
+    with pytest.raises(InvalidInput, match="newer version"):
+        migrate(url)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "a.db").write_text("not a database at all, only some words " * 100)
+    with pytest.raises(Unavailable, match=r"a\.db cannot be used: file is not a database"):
+        migrate(f"sqlite:///{tmp_path / 'a.db'}")

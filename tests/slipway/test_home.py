@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from registry import Conflict, Unavailable
 from slipway.home import Address, Home
 
-ADDRESS = Address(pid=41, url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+ADDRESS = Address(pid=os.getpid(), url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
 
 
 def test_one_holds_it_and_the_next_is_told_who(tmp_path):
@@ -16,13 +19,37 @@ def test_one_holds_it_and_the_next_is_told_who(tmp_path):
         home.announce(ADDRESS)
         assert home.running() == ADDRESS
         second = Home(tmp_path / "home").locked()
-        with pytest.raises(Conflict, match=r"process 41 at http://127.0.0.1:1"):
+        with pytest.raises(Conflict, match=rf"process {os.getpid()} at http://127.0.0.1:1"):
             second.__enter__()
+        with pytest.raises(Conflict, match=rf"process {os.getpid()} at"):
+            Home(tmp_path / "home").refuse_if_held()
         assert home.running() == ADDRESS
     with pytest.raises(Unavailable, match="slipway up"):
         home.running()
     with home.locked():
         pass
+
+
+def test_who_holds_it_is_known_before_it_listens(tmp_path):
+    home = Home(tmp_path / "home")
+    home.refuse_if_held()
+    assert not home.folder.exists()
+    with home.locked(), pytest.raises(Conflict, match=rf"process {os.getpid()}, which is starting"):
+        Home(tmp_path / "home").refuse_if_held()
+    home.refuse_if_held()
+
+
+def test_the_address_of_a_process_that_is_gone_is_none(tmp_path):
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    home = Home(tmp_path)
+    home.announce(Address(pid=int(gone.stdout), url=ADDRESS.url, gateway_url=ADDRESS.gateway_url))
+    with pytest.raises(Unavailable, match="slipway up"):
+        home.running()
 
 
 def test_what_a_killed_server_left_is_not_taken_for_this_one(tmp_path):
