@@ -43,20 +43,31 @@ def test_it_starts_says_so_and_stops_cleanly(up, sig):
     up.wait_ready()
     assert key in up.slipway("env").stdout
     assert len(up.json("packages", "list")) == 1
+    assert "Taking" not in up.log.read_text()
     assert up.stop() == 0
 
 
-def test_a_taken_port_is_named_before_anything_starts(up):
+@pytest.mark.parametrize("option", ["--port", "--gateway-port"])
+def test_a_taken_port_is_named_before_anything_starts(up, option):
+    port = up.port if option == "--port" else up.gateway_port
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", up.port))
+        holder.bind(("127.0.0.1", port))
         holder.listen()
         up.start()
         assert up.process.wait(timeout=60) == 1
     said = up.log.read_text().strip()
     assert len(said.splitlines()) == 1
-    assert f"port {up.port}" in said
-    assert "--port" in said
+    assert said.startswith(f"Error: port {port} ")
+    assert option in said.split()
     assert not up.home.exists()
+
+
+def test_one_port_cannot_be_both(another, tmp_path):
+    up = another(tmp_path / "home")
+    up.command = [*up.command, "--gateway-port", str(up.port)]
+    up.start()
+    assert up.process.wait(timeout=60) == 1
+    assert up.log.read_text().count("\n") == 1
 
 
 def test_a_killed_server_is_followed_by_one_on_the_same_ports(up):
@@ -67,6 +78,10 @@ def test_a_killed_server_is_followed_by_one_on_the_same_ports(up):
     up.process.wait()
     # The gateway outlives it, on purpose.
     assert httpx.get(f"http://127.0.0.1:{up.gateway_port}/healthz").status_code == 200
+    # Its address is still there, and is no running server's.
+    assert (up.home / "server.json").exists()
+    done = up.slipway("env")
+    assert (done.returncode, done.stdout) == (1, "")
     (up.home / "server.json").unlink()
     up.start()
     up.wait_ready()
@@ -77,6 +92,8 @@ def test_a_killed_server_is_followed_by_one_on_the_same_ports(up):
 
 def test_a_second_server_on_one_home_is_refused(running, another):
     second = another(running.home)
+    # On the very ports of the first, as one would by mistake.
+    second.command = running.command
     second.log = second.log.with_name("second.log")
     second.start()
     assert second.process.wait(timeout=60) == 1
