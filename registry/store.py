@@ -120,10 +120,16 @@ class Store:
         self._files.remove_tree(staged)
 
     def sweep(self) -> int:
-        """Drop staged folders a crash has left; to be called while nothing is being staged."""
+        """Drop what a crash has left of packages and documents; how many there were.
+
+        To be called while nothing is being written.
+        """
         left = list(self._staging.iterdir())
-        for folder in left:
-            self._files.remove_tree(folder)
+        for path in left:
+            if path.is_dir() and not path.is_symlink():
+                self._files.remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
         return len(left)
 
     def publish(self, staged: Path) -> Manifest:
