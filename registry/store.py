@@ -46,8 +46,16 @@ class Manifest:
 
 
 def canonical(value: object) -> bytes:
-    """JSON with one spelling only: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """JSON with one spelling only: sorted keys, no spaces, UTF-8.
+
+    Raises:
+        InvalidInput: for a text that UTF-8 cannot hold.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("a text holds half a surrogate pair, which UTF-8 cannot hold") from None
 
 
 def manifest_of(files: Iterable[ManifestFile]) -> Manifest:
@@ -79,12 +87,17 @@ def scan(folder: Path) -> list[Path]:
     """Every file below a folder, and nothing but files.
 
     Raises:
-        InvalidInput: for a symbolic link or anything else that is neither file nor folder.
+        InvalidInput: for a symbolic link or anything else that is neither file nor folder,
+            and for a name that is not UTF-8.
     """
     found = []
     for place, folders, names in os.walk(folder):
         for name in [*folders, *names]:
             path = Path(place) / name
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise InvalidInput(f"the name {os.fsencode(name)!r} is not UTF-8") from None
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 inside = path.relative_to(folder).as_posix()
@@ -229,6 +242,7 @@ class Store:
 
         Raises:
             StorageFull: if the disk is full.
+            Corrupt: if it is here already, damaged.
         """
         name = hashlib.sha256(data).hexdigest()
         target = self._blobs / name
@@ -243,6 +257,8 @@ class Store:
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+        elif target.read_bytes() != data:
+            raise Corrupt(f"document {PREFIX + name} is in the store already, damaged")
         return PREFIX + name
 
     def get_blob(self, digest: str) -> bytes:

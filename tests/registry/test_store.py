@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from registry import Corrupt, Files, InvalidInput, NotFound, StorageFull, Store
+from registry import Corrupt, Files, InvalidInput, NotFound, StorageFull, Store, canonical
 
 
 class Faulty(Files):
@@ -200,6 +200,10 @@ def test_documents_are_kept_and_checked(tmp_path):
     (tmp_path / "blobs" / digest.removeprefix("sha256:")).write_bytes(b"forged")
     with pytest.raises(Corrupt):
         store.get_blob(digest)
+    # Bringing the right bytes again must not report them as kept.
+    with pytest.raises(Corrupt):
+        store.put_blob(b"evidence")
+    assert litter(store) == []
     with pytest.raises(NotFound):
         store.get_blob("sha256:" + "0" * 64)
 
@@ -214,3 +218,27 @@ def test_a_full_disk_while_keeping_a_document(tmp_path):
         assert litter(store) == []
     files.at = -1
     assert store.get_blob(store.put_blob(b"later")) == b"later"
+
+
+def test_names_and_texts_that_are_not_unicode_are_refused(tmp_path):
+    store = Store(tmp_path)
+    staged = package(store)
+    (staged / os.fsdecode(b"\xff.txt")).write_text("a")
+    with pytest.raises(InvalidInput, match=r"xff\.txt.*UTF-8"):
+        store.publish(staged)
+    assert litter(store) == []
+    with pytest.raises(InvalidInput, match="surrogate"):
+        canonical({"question": "\ud800"})
+
+
+def test_a_fault_while_starting_a_package_and_dropping_one(tmp_path):
+    files = Faulty()
+    store = Store(tmp_path, files=files)
+    files.at, files.count = 0, 0
+    with pytest.raises(StorageFull, match="starting a package"):
+        store.stage()
+    files.at = -1
+    staged = package(store)
+    store.discard(staged)
+    store.discard(staged)
+    assert litter(store) == []
