@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -68,6 +70,54 @@ def test_production_demands_a_gate_and_says_which_demand_is_unmet(bench):
     with pytest.raises(PolicyUnmet, match="says fail"):
         move(bench, third)
     assert bench.registry.aliases.get(bench.tenant, "sums", "production").reference == "sums/3"
+
+
+def test_a_gate_of_other_bytes_does_not_count(bench):
+    base, version = bench.register(), bench.register(text="2")
+    other = version.model_copy(update={"digest": base.digest})
+    gate(bench, other, base)
+    with pytest.raises(PolicyUnmet, match=r"of other bytes.*--candidate sums/2"):
+        move(bench, version)
+    gate(bench, version, base)
+    move(bench, version)
+
+
+def test_a_refused_move_leaves_no_trace(bench):
+    version = bench.register()
+    with pytest.raises(PolicyUnmet):
+        move(bench, version)
+    assert bench.registry.aliases.list(bench.tenant) == []
+    with pytest.raises(NotFound, match="promote one first"):
+        bench.registry.aliases.history(bench.tenant, "sums", "production")
+    with pytest.raises(NotFound):
+        bench.registry.aliases.rollback(bench.tenant, "sums", "production", moved_by="me")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_of_many_swaps_at_once_one_succeeds(bench, started):
+    first, *versions = [bench.register() for _ in range(9)]
+    expected = None
+    if started:
+        move(bench, first, "staging")
+        expected = first.id
+    moved, refused, start = [], [], threading.Barrier(len(versions))
+
+    def swap(version) -> None:
+        start.wait()
+        try:
+            moved.append(move(bench, version, "staging", expected=expected).to_version_id)
+        except Conflict as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=swap, args=(version,)) for version in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(moved), len(refused)) == (1, 7)
+    assert bench.registry.aliases.get(bench.tenant, "sums", "staging").version_id == moved[0]
+    history = bench.registry.aliases.history(bench.tenant, "sums", "staging")
+    assert len(history) == 1 + started
 
 
 def test_an_override_needs_a_reason_and_is_recorded(bench):

@@ -103,3 +103,42 @@ def test_the_same_key_is_the_same_job_while_it_runs():
         assert jobs.start("merge", "me", work, key="k").id != first.id
 
     run(scenario)
+
+
+def test_stopping_ends_what_runs_and_leaves_what_has_ended():
+    async def scenario(jobs):
+        async def quick(_):
+            return {}
+
+        async def slow(_):
+            await asyncio.sleep(60)
+            return {}
+
+        done = jobs.start("merge", "me", quick)
+        await jobs.wait("me", done.id, 5)
+        begun = jobs.start("eval", "me", slow)
+        await asyncio.sleep(0)
+        fresh = jobs.start("eval", "you", slow)
+        await jobs.stop()
+        assert jobs.get("me", done.id).status == "done"
+        assert jobs.get("me", begun.id).status == "cancelled"
+        assert jobs.get("you", fresh.id).status == "cancelled"
+        assert [job.id for job in jobs.list("me")] == [begun.id, done.id]
+
+    run(scenario)
+
+
+def test_others_can_neither_wait_for_a_job_nor_cancel_it():
+    async def scenario(jobs):
+        async def slow(_):
+            await asyncio.sleep(60)
+            return {}
+
+        job = jobs.start("merge", "me", slow)
+        with pytest.raises(NotFound):
+            await jobs.wait("you", job.id, 1)
+        with pytest.raises(NotFound):
+            await jobs.cancel("you", job.id)
+        assert jobs.get("me", job.id).status == "running"
+
+    run(scenario)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
-from registry import InvalidInput, NotFound, Unauthorized
+from registry import InvalidInput, NotFound, Unauthorized, key_hash
 
 
 def test_a_key_is_kept_as_a_hash_only(bench):
@@ -58,3 +59,28 @@ def test_the_ledger_counts_each_operation_once(bench):
         usage.record(**{**entry, "kind": "gift"}, operation="three", tokens=1)
     with pytest.raises(InvalidInput):
         usage.record(**entry, operation="three", tokens=-1)
+
+
+def test_an_entry_for_nobody_is_no_replay(bench):
+    with pytest.raises(IntegrityError):
+        bench.registry.usage.record(
+            tenant_id="nobody",
+            key_id=None,
+            operation="one",
+            kind="train",
+            session_id=None,
+            tokens=1,
+        )
+    assert bench.registry.usage.totals("nobody") == []
+
+
+def test_the_gateway_is_given_the_hashes_of_live_keys_only(bench):
+    live = bench.registry.tenants.create_key(bench.tenant, "live")[1]
+    theirs = bench.registry.tenants.create_key(bench.stranger, "theirs")[1]
+    ended, _ = bench.registry.tenants.create_key(bench.tenant, "ended")
+    bench.registry.tenants.revoke(bench.tenant, ended.id)
+    assert bench.registry.tenants.live_keys() == {
+        key_hash(live): bench.tenant,
+        key_hash(theirs): bench.stranger,
+    }
+    assert [key.name for key in bench.registry.tenants.keys(bench.tenant)] == ["live", "ended"]
