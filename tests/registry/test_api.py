@@ -9,7 +9,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from registry import AuthMiddleware, Jobs, install_error_handlers, random_id, utc_now
+from registry import (
+    AuthMiddleware,
+    Jobs,
+    NewGate,
+    NewRun,
+    install_error_handlers,
+    random_id,
+    utc_now,
+)
 from registry.api import router
 
 PUBLIC = frozenset({"/open"})
@@ -143,6 +151,158 @@ def test_keys_over_http(bench, call):
     assert made["secret"] not in listed.text
     call("DELETE", f"/slipway/v1/keys/{made['key']['id']}")
     assert call("GET", "/slipway/v1/groups", headers=headers).status_code == 401
+
+
+def evidence_of(bench, version):
+    """A suite, a run of it on a version, and a verdict on that version against itself."""
+    evidence = bench.registry.evidence
+    suite = evidence.add_suite(bench.tenant, "suite", {"items": [{"id": "1"}]})
+    run = evidence.add_run(
+        NewRun(
+            tenant_id=bench.tenant,
+            version_id=version.id,
+            version_digest=version.digest,
+            suite_name=suite.name,
+            suite_digest=suite.digest,
+            engine={"name": "test"},
+            engine_fingerprint="f",
+            counts={"correct": 1},
+            items=({"id": "1", "raw": "2"},),
+        )
+    )
+    verdict = NewGate(
+        tenant_id=bench.tenant,
+        candidate_run=run,
+        baseline_run=run,
+        verdict="pass",
+        reason="measured",
+        statistics={},
+    )
+    return suite, run, evidence.add_gate(verdict)
+
+
+def test_evidence_lineage_usage_and_rollback(bench, call):
+    base = bench.register()
+    version = bench.register(text="two", parents=(base.id,))
+    suite, run, verdict = evidence_of(bench, version)
+
+    assert [s["digest"] for s in call("GET", "/slipway/v1/suites").json()] == [suite.digest]
+    shown = call("GET", "/slipway/v1/suites/suite").json()
+    assert (shown["digest"], shown["spec"]) == (suite.digest, {"items": [{"id": "1"}]})
+    for query, ids in (
+        ("", [run.id]),
+        ("?version=sums/2&suite=suite", [run.id]),
+        ("?version=sums/1", []),
+    ):
+        assert [r["id"] for r in call("GET", f"/slipway/v1/evals{query}").json()] == ids
+    assert call("GET", f"/slipway/v1/evals/{run.id}").json()["reference"] == "sums/2"
+    assert call("GET", f"/slipway/v1/evals/{run.id}/items").json() == [{"id": "1", "raw": "2"}]
+    assert [g["id"] for g in call("GET", "/slipway/v1/gates?version=sums/2").json()] == [verdict.id]
+    assert call("GET", "/slipway/v1/gates?version=sums/1").json() == []
+    assert call("GET", f"/slipway/v1/gates/{verdict.id}").json()["verdict"] == "pass"
+
+    lineage = call("GET", "/slipway/v1/versions/sums/1/lineage").json()
+    assert [v["reference"] for v in lineage["descendants"]] == ["sums/2"]
+
+    path = "/slipway/v1/groups/sums/aliases/staging"
+    for number in (1, 2):
+        assert call("PUT", path, json={"version": f"sums/{number}"}).status_code == 200
+    assert call("POST", f"{path}/rollback").json()["to_reference"] == "sums/1"
+    (alias,) = call("GET", "/slipway/v1/aliases?group=sums").json()
+    assert (alias["alias"], alias["reference"]) == ("staging", "sums/1")
+
+    entry = {"tenant_id": bench.tenant, "key_id": None, "session_id": None, "kind": "train"}
+    bench.registry.usage.record(**entry, operation="one", tokens=5)
+    (total,) = call("GET", "/slipway/v1/usage").json()
+    assert total == {"kind": "train", "tokens": 5, "operations": 1}
+
+
+def test_nothing_of_one_tenant_is_shown_to_another(bench, call):
+    version = bench.register()
+    _, run, verdict = evidence_of(bench, version)
+    bench.registry.aliases.move(bench.tenant, "sums", "staging", "sums/1", moved_by="me")
+    key, theirs = bench.registry.tenants.create_key(bench.stranger, "theirs")
+    headers = {"X-API-Key": theirs}
+    for path in ("groups", "versions", "aliases", "suites", "evals", "gates", "usage", "jobs"):
+        listed = call("GET", f"/slipway/v1/{path}", headers=headers).json()
+        assert listed in ([], {"items": [], "cursor": None}), path
+    own = bench.registry.tenants.keys(bench.tenant)[0].id
+    for method, path in (
+        ("GET", f"resolve?reference={version.id}"),
+        ("GET", "resolve?reference=sums@staging"),
+        ("GET", "versions/sums/1"),
+        ("GET", "versions/sums/1/lineage"),
+        ("POST", "versions/sums/1/verify"),
+        ("GET", "suites/suite"),
+        ("GET", f"evals/{run.id}"),
+        ("GET", f"evals/{run.id}/items"),
+        ("GET", "evals?version=sums/1"),
+        ("GET", f"gates/{verdict.id}"),
+        ("GET", "groups/sums/aliases/staging/history"),
+        ("POST", "groups/sums/aliases/staging/rollback"),
+        ("DELETE", f"keys/{own}"),
+    ):
+        answer = call(method, f"/slipway/v1/{path}", headers=headers)
+        assert answer.status_code == 404, path
+    body = {"version": "sums/1"}
+    path = "/slipway/v1/groups/sums/aliases/staging"
+    assert call("PUT", path, headers=headers, json=body).status_code == 404
+    assert [k["id"] for k in call("GET", "/slipway/v1/keys", headers=headers).json()] == [key.id]
+    # The key that was to be revoked still works.
+    assert call("GET", "/slipway/v1/groups").status_code == 200
+
+
+def test_jobs_over_http(bench):
+    async def scenario() -> None:
+        jobs = Jobs(utc_now, random_id)
+        app = FastAPI()
+        app.include_router(router(bench.registry, jobs))
+        app.add_middleware(
+            AuthMiddleware, authenticate=bench.registry.tenants.authenticate, public=PUBLIC
+        )
+        install_error_handlers(app)
+        headers = {"X-API-Key": bench.registry.tenants.create_key(bench.tenant, "test")[1]}
+        release = asyncio.Event()
+
+        async def work(_):
+            await release.wait()
+            return {"made": 1}
+
+        first, second, theirs = (
+            jobs.start("merge", tenant, work)
+            for tenant in (bench.tenant, bench.tenant, bench.stranger)
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test/slipway/v1", headers=headers
+        ) as http:
+            listed = (await http.get("/jobs")).json()
+            assert [job["id"] for job in listed] == [second.id, first.id]
+            assert (await http.get(f"/jobs/{theirs.id}")).status_code == 404
+            assert (await http.delete(f"/jobs/{theirs.id}")).status_code == 404
+            assert (await http.get(f"/jobs/{first.id}?wait=31")).status_code == 422
+            assert (await http.get(f"/jobs/{first.id}?wait=0.01")).json()["status"] == "running"
+            assert (await http.delete(f"/jobs/{first.id}")).json()["status"] == "cancelled"
+            release.set()
+            ended = (await http.get(f"/jobs/{second.id}?wait=5")).json()
+            assert (ended["status"], ended["result"]) == ("done", {"made": 1})
+        await jobs.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_websocket_is_closed_before_it_is_opened(app):
+    sent = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/open", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 def test_the_registry_imports_no_torch():
