@@ -91,7 +91,8 @@ def read_weights(folder: Path) -> Weights:
         raise InvalidInput(f"{INDEX} has no weight_map. Fetch the file again.")
     for name in places.values():
         # A name from a file must never lead out of the folder.
-        if not isinstance(name, str) or PurePosixPath(name).name != name or "\\" in name:
+        plain = isinstance(name, str) and PurePosixPath(name).name == name and "\\" not in name
+        if not plain or name in ("", ".."):
             raise InvalidInput(f"{INDEX} names a file outside the folder: {name!r}")
     shards = {name: read_header(folder / name) for name in sorted(set(places.values()))}
     for tensor, name in places.items():

@@ -88,6 +88,10 @@ def read_header(path: Path) -> Header:
     if not isinstance(document, dict):
         raise InvalidInput(f"{path.name} has a header that is no JSON object. Fetch it again.")
     metadata = document.pop(METADATA, None) or {}
+    # It is written again into what is made of the file, and the format wants texts there.
+    texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    if not texts:
+        raise InvalidInput(f"{path.name} has metadata that is no map of texts. Fetch it again.")
     start = LENGTH_BYTES + length
     entries = [_entry(path, name, value, start) for name, value in document.items()]
     entries.sort(key=lambda entry: (entry.start, entry.end))

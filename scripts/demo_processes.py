@@ -20,6 +20,8 @@ import psutil
 # A server that was asked to stop ends its engines first; vLLM takes its time.
 STOP_SECONDS = 60
 START_SECONDS = 300
+# A command that is interrupted cancels its job on the server before it ends.
+COMMAND_SECONDS = 60
 
 
 class CommandFailed(Exception):
@@ -105,8 +107,14 @@ class Processes:
             # Both pipes are read at once, or a command that fills one would wait for ever.
             listener = threading.Thread(target=lambda: heard.extend(process.stderr or ()))
             listener.start()
-            output = process.stdout.read() if process.stdout is not None else ""
-            listener.join()
+            try:
+                output = process.stdout.read() if process.stdout is not None else ""
+                listener.join()
+            except BaseException:
+                # Ended first: closing a pipe waits for whoever reads it, which waits for the
+                # command. SIGINT, so that a command can take back what it began.
+                end_tree(psutil.Process(process.pid), first=signal.SIGINT, grace=COMMAND_SECONDS)
+                raise
         self._running.remove(process)
         if process.returncode != 0:
             lines = [line.strip() for line in heard if line.strip()]

@@ -101,7 +101,9 @@ def fetch(model_id: str, cache: Path) -> Path:
         convert(unpack_gguf(Path(scratch)), built)
         for path in built.iterdir():
             path.chmod(0o644)
-        shutil.move(built, target)
+        # A folder without a configuration is no model, and would take the new one into itself.
+        shutil.rmtree(target, ignore_errors=True)
+        built.rename(target)
     return target
 
 

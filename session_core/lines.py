@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 SAVES = frozenset({op.SAVE_CHECKPOINT, op.SAVE_WEIGHTS})
 TRAINING = frozenset({op.FORWARD_BACKWARD, op.FORWARD})
 MOST_DEATHS = 2
+MOST_FAILED_LOADS = 5
+STUMBLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class Line:
         self._limits = limits
         self._settled = settled
         self._loaded_in = 0
+        self._failed_loads = 0
+        self._gap_ends = 0.0
         self._steps_since_snapshot = 0
         self._wake = asyncio.Event()
         self._ending = False
@@ -94,27 +98,47 @@ class Line:
         return self._task.done()
 
     async def _run(self) -> None:
-        expected = await to_thread(self._operations.last_settled, self.run_id) + 1
         while True:
-            # Cleared before looking: what is appended after the look wakes the wait below.
-            self._wake.clear()
-            row = await to_thread(self._operations.next_queued, self.run_id)
-            if row is None:
-                if self._ending:
-                    await self._leave()
+            try:
+                expected = await to_thread(self._operations.last_settled, self.run_id) + 1
+                if await self._advance(expected):
                     return
+            except Exception:
+                # The database would not have it: a full disk, a lock held too long. Whatever
+                # was being done is not in the log, so the run is loaded again from there.
+                log.exception("the line of %s stumbled; it goes on", self.run_id)
+                self._loaded_in = 0
+                await asyncio.sleep(STUMBLE_SECONDS)
+
+    async def _advance(self, expected: int) -> bool:
+        """Do the next thing there is to do; True once the run has left for good."""
+        # Cleared before looking: what is appended after the look wakes the waits below.
+        self._wake.clear()
+        row = await to_thread(self._operations.next_queued, self.run_id)
+        if row is None:
+            if not self._ending:
                 await self._wake.wait()
-            elif row.seq > expected:
-                await self._wait_for(expected, row.seq)
-            else:
-                await self._execute(row)
-                expected = max(expected, row.seq + 1)
+                return False
+            await self._leave()
+            # An operation that was let in just before the end is still done.
+            row = await to_thread(self._operations.next_queued, self.run_id)
+            return row is None and not self._wake.is_set()
+        if row.seq > expected:
+            await self._wait_for(expected, row.seq)
+        else:
+            await self._execute(row)
+        return False
 
     async def _wait_for(self, missing: int, waiting: int) -> None:
-        self.waiting_for = missing
+        loop = asyncio.get_running_loop()
+        if self.waiting_for != missing:
+            # One deadline an id: what comes behind it must not put it off for ever.
+            self.waiting_for, self._gap_ends = missing, loop.time() + self._limits.gap_seconds
         try:
-            await asyncio.wait_for(self._wake.wait(), self._limits.gap_seconds)
+            async with asyncio.timeout_at(self._gap_ends):
+                await self._wake.wait()
         except TimeoutError:
+            self.waiting_for = None
             message = (
                 f"operation {missing} of {self.run_id} never came, and {waiting} waited for it "
                 f"{self._limits.gap_seconds:.0f} s: the run takes no more operations; go on from "
@@ -123,11 +147,10 @@ class Line:
             await to_thread(self._operations.update_run, self.run_id, corrupted=message)
             for request_id in await to_thread(self._operations.fail_queued, self.run_id, message):
                 self._settled(request_id)
-        finally:
-            self.waiting_for = None
 
     async def _execute(self, row: LoggedOperation) -> None:
         """Bring one operation to its end, through as many deaths of the engine as it takes."""
+        self.waiting_for = None
         while True:
             try:
                 result = await self._carry_out(row)
@@ -165,17 +188,7 @@ class Line:
             raise InvalidInput(run.corrupted)
         epoch = await self._supervisor.ready()
         if epoch != self._loaded_in:
-            replayed = await bring_in(
-                self.run_id,
-                log=self._operations,
-                snapshots=self._snapshots,
-                supervisor=self._supervisor,
-                resolve=self._saver.resolve,
-                epoch=epoch,
-            )
-            if replayed:
-                log.info("%s: %d operations replayed", self.run_id, replayed)
-            self._loaded_in = epoch
+            await self._load(epoch)
 
         async def execute(operation: Operation) -> Result:
             return await self._supervisor.execute(self.run_id, operation, epoch=epoch)
@@ -198,6 +211,32 @@ class Line:
             described = {**result.params, "model_id": self.run_id}
             result = Result(params={**described, "path": None})
         return result
+
+    async def _load(self, epoch: int) -> None:
+        """Bring the run into the engine. A death over it is not the waiting operation's."""
+        try:
+            replayed = await bring_in(
+                self.run_id,
+                log=self._operations,
+                snapshots=self._snapshots,
+                supervisor=self._supervisor,
+                resolve=self._saver.resolve,
+                epoch=epoch,
+            )
+        except WorkerDied as error:
+            self._failed_loads += 1
+            if self._failed_loads < MOST_FAILED_LOADS:
+                raise EpochPassed(str(error)) from error
+            self._failed_loads = 0
+            raise OperationFailed(
+                f"the engine died {MOST_FAILED_LOADS} times while the run was brought back into "
+                "it: start a new run from its last save",
+                "server",
+            ) from error
+        if replayed:
+            log.info("%s: %d operations replayed", self.run_id, replayed)
+        self._failed_loads = 0
+        self._loaded_in = epoch
 
     def _meter(self, row: LoggedOperation, result: Result) -> None:
         if row.kind not in TRAINING:

@@ -11,10 +11,12 @@ from asyncio import to_thread as in_thread
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from registry import Files
 from session_core import operations as op
 from session_core.log import OperationLog
 from session_core.operations import Operation, decode
 from session_core.supervisor import Supervisor
+from session_core.worker_client import OperationFailed
 
 # What changes a run's state, and so is done again in a replay.
 STATEFUL = frozenset({op.CREATE_RUN, op.LOAD_RUN, op.FORWARD_BACKWARD, op.OPTIM_STEP})
@@ -49,6 +51,8 @@ class Snapshots:
         final = partial.with_name(partial.name.removesuffix(PARTIAL))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
+        # Durable before the older ones go, or a power cut could leave none.
+        Files().sync(self._folder)
         for path in self._folder.iterdir():
             if path != final:
                 shutil.rmtree(path, ignore_errors=True)
@@ -78,7 +82,12 @@ async def bring_in(
     if newest is not None:
         after, folder = newest
         restore = Operation(kind=op.RESTORE, params={"folder": str(folder)})
-        await supervisor.execute(run_id, restore, epoch=epoch)
+        try:
+            await supervisor.execute(run_id, restore, epoch=epoch)
+        except OperationFailed:
+            # A snapshot only saves time: without it the log gives everything back.
+            await in_thread(snapshots.drop)
+            after = -1
     rows = await in_thread(log.done_after, run_id, after, STATEFUL)
     for row in rows:
         operation = await resolve(decode(row.payload))

@@ -19,6 +19,7 @@ from registry import (
     Registry,
     VersionView,
 )
+from registry.versions import check_group_name
 from session_core import operations as op
 from session_core.log import OperationLog
 from session_core.models import LoggedOperation, Sampler, TrainingRun, TrainingSession
@@ -55,6 +56,19 @@ class Base:
             raise InvalidInput(f"the base model {name!r} is not served here: use {self.name!r}")
 
 
+def group_of(metadata: Mapping[str, Any]) -> str:
+    """The package group a client's metadata names, or the default one.
+
+    Raises:
+        InvalidInput: if what it names is no group's name.
+    """
+    name = metadata.get(GROUP_KEY, DEFAULT_GROUP)
+    if not isinstance(name, str):
+        raise InvalidInput(f"{GROUP_KEY} must be a text, not {name!r}")
+    check_group_name(name)
+    return name
+
+
 class Saver:
     """Carries out the operations whose result is on disk."""
 
@@ -77,6 +91,9 @@ class Saver:
         path = TinkerPath(run_id=run.id, kind=kind, name=name)
         source = f"{run.id}:{row.seq}"
         await to_thread(self._check_free, row, path, bool(params.get("overwrite")))
+        session = await to_thread(self._log.session, run.tenant_id, run.session_id)
+        metadata = {**session.user_metadata, **run.user_metadata, **params["user_metadata"]}
+        group = group_of(metadata)
         staged = await to_thread(self._registry.store.stage)
         try:
             written = await execute(
@@ -85,16 +102,18 @@ class Saver:
                     params={"folder": str(staged), "base_model": self._base.name},
                 )
             )
-            manifest = await to_thread(self._registry.store.publish, staged)
-        finally:
+        except BaseException:
             await to_thread(self._registry.store.discard, staged)
-        session = await to_thread(self._log.session, run.tenant_id, run.session_id)
-        metadata = {**session.user_metadata, **run.user_metadata, **params["user_metadata"]}
+            raise
+        # It cleans up after itself. Discarding beside it, when this is cancelled while it still
+        # runs, could take files out of a package on its way into the store.
+        manifest = await to_thread(self._registry.store.publish, staged)
+        metadata.pop(GROUP_KEY, None)
         version = await to_thread(
             self._registry.versions.register,
             NewVersion(
                 tenant_id=run.tenant_id,
-                group=metadata.pop(GROUP_KEY, DEFAULT_GROUP),
+                group=group,
                 kind=Kind.CHECKPOINT if kind == WEIGHTS else Kind.WEIGHTS,
                 origin=Origin.SESSION,
                 base_model=self._base.name,

@@ -31,7 +31,7 @@ from session_core.models import (
 from session_core.operations import Operation, Result, decode_result, encode
 from session_core.paths import folder_name, run_id_of, sampler_id_of
 from session_core.sampling import Sample, Samples
-from session_core.saves import Base, Saver
+from session_core.saves import Base, Saver, group_of
 from session_core.supervisor import Supervisor
 from session_core.worker_client import OperationFailed, Worker
 
@@ -114,7 +114,10 @@ class SessionService:
         self._home.mkdir(parents=True, exist_ok=True)
         await self._supervisor.start()
         for run in await to_thread(self.operations.runs_with_work):
-            self._line(run)
+            line = self._line(run)
+            session = await to_thread(self.operations.session, run.tenant_id, run.session_id)
+            if session.status is not SessionStatus.ACTIVE:
+                await line.end()
         self._reaper = asyncio.create_task(self._reap(), name="session reaper")
 
     async def stop(self) -> None:
@@ -138,7 +141,13 @@ class SessionService:
         sdk_version: str | None,
         display_name: str | None,
     ) -> TrainingSession:
-        """Open a session."""
+        """Open a session.
+
+        Raises:
+            InvalidInput: if the metadata names a group that cannot be one: said now, and not
+                at the first save, after the training.
+        """
+        group_of(user_metadata)
         return await to_thread(
             self.operations.create_session,
             tenant_id=caller.tenant_id,
@@ -174,9 +183,12 @@ class SessionService:
         while True:
             await asyncio.sleep(REAP_SECONDS)
             moment = self.registry.clock() - self._idle
-            for session_id in await to_thread(self.operations.silent_since, moment):
-                log.info("session %s expired: its client fell silent", session_id)
-                await self._end(session_id, SessionStatus.EXPIRED)
+            try:
+                for session_id in await to_thread(self.operations.silent_since, moment):
+                    log.info("session %s expired: its client fell silent", session_id)
+                    await self._end(session_id, SessionStatus.EXPIRED)
+            except Exception:
+                log.exception("expired sessions were not ended; they are next time")
             self._lines = {name: line for name, line in self._lines.items() if not line.ended}
 
     # Runs.
@@ -228,6 +240,7 @@ class SessionService:
         operation: Operation,
         user_metadata: Mapping[str, Any],
     ) -> LoggedOperation:
+        group_of(user_metadata)
         await self._active(caller, session_id)
         run = TrainingRun(
             id=run_id_of(session_id, number),
@@ -253,6 +266,8 @@ class SessionService:
         if not 1 <= seq <= LARGEST_SEQ:
             raise InvalidInput(f"sequence id {seq} is out of bounds: they count up from 1")
         run = await to_thread(self.operations.run, caller.tenant_id, run_id)
+        if run.corrupted is not None:
+            raise InvalidInput(run.corrupted)
         await self._active(caller, run.session_id)
         return await self._append(caller, run, seq, operation)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -48,6 +49,35 @@ def test_a_failure_carries_the_last_line_and_the_output(module, processes):
         processes.run(python(code))
     assert caught.value.message == "the reason"
     assert caught.value.output == "{}\n"
+
+
+INTERRUPTED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from demo_processes import Processes
+child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+with Processes(environment=dict(os.environ)) as processes:
+    processes.run([sys.executable, "-c", child, sys.argv[2]], show=sys.argv[3] == "show")
+"""
+
+
+@pytest.mark.parametrize("show", ["show", "hide"])
+def test_interrupted_while_a_command_runs_it_ends_the_command_at_once(module, tmp_path, show):
+    pid_file = tmp_path / "pid"
+    folder = str(Path(module.__file__).parent)
+    demo = subprocess.Popen(
+        python(INTERRUPTED, folder, str(pid_file), show),
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (pid_file.exists() and pid_file.read_text()):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    began = time.monotonic()
+    demo.send_signal(signal.SIGINT)
+    demo.wait(timeout=30)
+    assert time.monotonic() - began < 10
+    assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
 def test_run_until_kills_the_whole_family(processes, tmp_path):

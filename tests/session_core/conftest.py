@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -242,6 +243,20 @@ class SessionServer:
         marker.touch()
         yield
         marker.unlink()
+
+    @contextlib.contextmanager
+    def broken_results(self) -> Iterator[None]:
+        """The database refuses every result meanwhile."""
+        with sqlite3.connect(self.home / "slipway.db", timeout=20) as database:
+            database.execute(
+                "CREATE TRIGGER broken BEFORE UPDATE ON training_operation "
+                "BEGIN SELECT RAISE(ABORT, 'broken for the test'); END"
+            )
+        database.close()
+        yield
+        with sqlite3.connect(self.home / "slipway.db", timeout=20) as database:
+            database.execute("DROP TRIGGER broken")
+        database.close()
 
 
 @pytest.fixture

@@ -257,8 +257,45 @@ def test_a_missing_sequence_id_holds_the_line_and_is_named(server):
                 if answer.get("type") != "try_again":
                     break
                 assert time.monotonic() < deadline
+            # The run is closed: what comes later is refused at once, and does not wait again.
+            later = http.post("/api/v1/optim_step", json={**body, "seq_id": 7})
         assert "operation 3" in answer["error"]
         assert answer["category"] == "user"
+        assert later.status_code == 400
+        assert "operation 3" in later.text
+
+
+def test_a_group_that_cannot_be_one_is_refused_before_the_training(server):
+    client = server.client(user_metadata={"model_package_group": "My Group"})
+    with client as service, pytest.raises(tinker.APIStatusError, match="no group name"):
+        new_run(service)
+
+
+def test_a_database_that_fails_for_a_while_loses_nothing(server):
+    with server.client() as service:
+        undisturbed = new_run(service)
+        expected = steps(undisturbed, 0, 6)
+        client = new_run(service)
+        begun = steps(client, 0, 2)
+        with server.broken_results():
+            waiting = client.forward_backward(BATCHES[2], "cross_entropy")
+            time.sleep(2.5)
+        assert [*begun, waiting.result().metrics["loss:sum"]] == expected[:3]
+        client.optim_step(ADAM)
+        assert steps(client, 3, 6) == expected[3:]
+
+
+def test_a_snapshot_that_cannot_be_read_is_done_without(server):
+    with server.client() as service:
+        expected = steps(new_run(service), 0, 10)
+        client = new_run(service)
+        assert steps(client, 0, 6) == expected[:6]
+        spoiled = list((server.home / "sessions").glob("*/snapshots/*/adapter_model.safetensors"))
+        assert spoiled
+        for path in spoiled:
+            path.write_bytes(b"spoiled")
+        server.kill_engine()
+        assert steps(client, 6, 10) == expected[6:]
 
 
 def test_it_stops_and_leaves_no_process(server):
