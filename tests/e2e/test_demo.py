@@ -80,7 +80,7 @@ def test_interrupted_it_leaves_nothing_running_and_nothing_half_registered(
         assert demo.poll() is None, (tmp_path / "demo.log").read_text()
         time.sleep(0.05)
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(timeout=120) == 130, (tmp_path / "demo.log").read_text()
+    assert demo.wait(timeout=75) == 130, (tmp_path / "demo.log").read_text()
     assert survivors() == []
 
     home = out / "home"
