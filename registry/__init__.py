@@ -1,11 +1,12 @@
 """The system of record: packages, versions, lineage, aliases, evidence, artifacts, tenants."""
 
 from registry.aliases import ANYWHERE, Aliases
-from registry.auth import AuthMiddleware, Caller, install_error_handlers, key_of, principal
+from registry.auth import Admin, AuthMiddleware, Caller, install_error_handlers, key_of, principal
 from registry.database import Database
 from registry.errors import (
     Conflict,
     Corrupt,
+    Forbidden,
     InvalidInput,
     NotFound,
     PolicyUnmet,
@@ -17,7 +18,7 @@ from registry.errors import (
 from registry.evidence import Evidence, NewGate, NewRun
 from registry.files import Files
 from registry.jobs import JobHandle, Jobs, JobView
-from registry.models import Kind, Origin
+from registry.models import Kind, Origin, Role
 from registry.registry import Registry, random_id, utc_now
 from registry.store import Manifest, ManifestFile, Store, canonical, hash_file, manifest_of
 from registry.tenants import Principal, Tenants, key_hash
@@ -33,12 +34,14 @@ from registry.views import (
     LineageView,
     Page,
     SuiteView,
+    TenantView,
     UsageView,
     VersionView,
 )
 
 __all__ = [
     "ANYWHERE",
+    "Admin",
     "AliasMoveView",
     "AliasView",
     "Aliases",
@@ -50,6 +53,7 @@ __all__ = [
     "EvalRunView",
     "Evidence",
     "Files",
+    "Forbidden",
     "GateRunView",
     "GroupView",
     "InvalidInput",
@@ -70,10 +74,12 @@ __all__ = [
     "PolicyUnmet",
     "Principal",
     "Registry",
+    "Role",
     "SlipwayError",
     "StorageFull",
     "Store",
     "SuiteView",
+    "TenantView",
     "Tenants",
     "Unauthorized",
     "Unavailable",

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from registry import administration
 from registry.aliases import ANYWHERE
 from registry.auth import Caller
+from registry.bodies import Body
 from registry.jobs import Jobs, JobView
 from registry.models import Kind
 from registry.registry import Registry
@@ -19,21 +21,13 @@ from registry.views import (
     EvalRunView,
     GateRunView,
     GroupView,
-    KeyView,
     LineageView,
     Page,
     SuiteView,
-    UsageView,
     VersionView,
 )
 
 PREFIX = "/slipway/v1"
-
-
-class Body(BaseModel):
-    """A request body: fields it does not know are refused, so that a typo is noticed."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class MoveAlias(Body):
@@ -44,19 +38,6 @@ class MoveAlias(Body):
     expected: str | None = None
     """Id of the version it must point at now; null: it must not exist yet. Left out: any."""
     override_reason: str | None = None
-
-
-class CreateKey(Body):
-    """A new API key."""
-
-    name: str
-
-
-class CreatedKey(BaseModel):
-    """A new key, shown this once only."""
-
-    key: KeyView
-    secret: str
 
 
 class Verified(BaseModel):
@@ -72,7 +53,7 @@ def router(registry: Registry, jobs: Jobs) -> APIRouter:
     _packages(routes, registry)
     _aliases(routes, registry)
     _evidence(routes, registry)
-    _tenancy(routes, registry)
+    administration.add_routes(routes, registry)
     _jobs(routes, jobs)
     return routes
 
@@ -180,25 +161,6 @@ def _evidence(routes: APIRouter, registry: Registry) -> None:
     @routes.get("/gates/{gate_id}")
     def show_gate(caller: Caller, gate_id: str) -> GateRunView:
         return evidence.gate(caller.tenant_id, gate_id)
-
-
-def _tenancy(routes: APIRouter, registry: Registry) -> None:
-    @routes.get("/keys")
-    def list_keys(caller: Caller) -> list[KeyView]:
-        return registry.tenants.keys(caller.tenant_id)
-
-    @routes.post("/keys", status_code=201)
-    def create_key(caller: Caller, body: CreateKey) -> CreatedKey:
-        key, secret = registry.tenants.create_key(caller.tenant_id, body.name)
-        return CreatedKey(key=key, secret=secret)
-
-    @routes.delete("/keys/{key_id}")
-    def revoke_key(caller: Caller, key_id: str) -> KeyView:
-        return registry.tenants.revoke(caller.tenant_id, key_id)
-
-    @routes.get("/usage")
-    def show_usage(caller: Caller) -> list[UsageView]:
-        return registry.usage.totals(caller.tenant_id)
 
 
 def _jobs(routes: APIRouter, jobs: Jobs) -> None:

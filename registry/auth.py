@@ -14,11 +14,15 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from registry.errors import SlipwayError, Unauthorized
+from registry.errors import Forbidden, SlipwayError, Unauthorized
 from registry.tenants import Principal
 
 log = logging.getLogger(__name__)
 
+ADMIN_ONLY = (
+    "this needs an administrator's key: the one `slipway up` made, or one made with "
+    "`slipway keys create NAME --role admin`"
+)
 DENIED = "this needs a valid API key, in X-API-Key or as a bearer token"
 
 
@@ -84,6 +88,22 @@ def principal(request: Request) -> Principal:
 
 Caller = Annotated[Principal, Depends(principal)]
 """Annotate a route's parameter with it to know who is calling."""
+
+
+def administrator(request: Request) -> Principal:
+    """FastAPI dependency: an administrator.
+
+    Raises:
+        Forbidden: if the caller is none; the same to all, so that it tells nothing else.
+    """
+    who = principal(request)
+    if not who.is_admin:
+        raise Forbidden(ADMIN_ONLY)
+    return who
+
+
+Admin = Annotated[Principal, Depends(administrator)]
+"""Annotate a route's parameter with it to let administrators in and nobody else."""
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -3,6 +3,7 @@
     SlipwayError
     ├── InvalidInput      400  the request itself is wrong
     ├── Unauthorized      401  no key, or one that is not known
+    ├── Forbidden         403  the key is known, but not for this
     ├── NotFound          404  no such thing, or it belongs to another tenant
     ├── PolicyUnmet       412  an alias demands what the version does not have
     ├── Conflict          422  the thing exists already, or has moved meanwhile
@@ -40,6 +41,13 @@ class Unauthorized(SlipwayError):
 
     status = 401
     code = "unauthorized"
+
+
+class Forbidden(SlipwayError):
+    """The key is valid, but does not reach this far."""
+
+    status = 403
+    code = "forbidden"
 
 
 class NotFound(SlipwayError):

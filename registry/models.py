@@ -64,6 +64,13 @@ class Origin(StrEnum):
     IMPORT = "import"
 
 
+class Role(StrEnum):
+    """How far an API key reaches."""
+
+    ADMIN = "admin"  # the whole server: every tenant, quotas, prices
+    MEMBER = "member"  # what belongs to its own tenant
+
+
 class Tenant(SQLModel, table=True):
     """Who owns groups, sessions and keys."""
 
@@ -82,6 +89,8 @@ class ApiKey(SQLModel, table=True):
     id: str = Field(primary_key=True)
     tenant_id: str = Field(foreign_key="tenant.id", index=True)
     name: str
+    # The text itself, and no database enumeration, which could not grow in a transaction.
+    role: str = Role.MEMBER.value
     hint: str  # the last four characters, to tell keys apart in a list
     sha256: str = Field(unique=True)
     created_at: datetime = Field(sa_column=utc_column())

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import col, select
+from sqlmodel import and_, col, func, select
 
 from registry.database import Database
-from registry.errors import InvalidInput, NotFound, Unauthorized
-from registry.models import ApiKey, Tenant
-from registry.views import KeyView
+from registry.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
+from registry.models import ApiKey, Role, Tenant
+from registry.views import KeyView, TenantView
 
 # The `tinker` SDK accepts no key without this prefix.
 KEY_PREFIX = "tml-"
 KEY_BYTES = 32
 LONGEST_NAME = 100
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,12 @@ class Principal:
     tenant: str
     key_id: str
     key_name: str
+    role: Role = Role.MEMBER
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the whole server is theirs to administer."""
+        return self.role is Role.ADMIN
 
 
 def key_hash(key: str) -> str:
@@ -47,6 +56,8 @@ class Tenants:
         self._clock = clock
         self._new_id = new_id
 
+    # Tenants.
+
     def ensure_tenant(self, name: str) -> str:
         """The id of the tenant with a name, made when missing."""
         try:
@@ -60,7 +71,69 @@ class Tenants:
             with self._db.read() as session:
                 return session.exec(select(Tenant).where(Tenant.name == name)).one().id
 
-    def create_key(self, tenant_id: str, name: str) -> tuple[KeyView, str]:
+    def create(self, name: str) -> TenantView:
+        """A new tenant, with no key yet.
+
+        Raises:
+            InvalidInput: for a name that cannot be part of a URL.
+            Conflict: if there is a tenant of that name.
+        """
+        if not TENANT_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"{name!r} is no tenant's name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
+                "beginning with a letter or a digit"
+            )
+        row = Tenant(id=self._new_id(), name=name, created_at=self._clock())
+        try:
+            with self._db.write() as session:
+                session.add(row)
+        except IntegrityError:
+            raise Conflict(f"there is a tenant {name} already") from None
+        return TenantView(id=row.id, name=name, keys=0, created_at=row.created_at)
+
+    def list(self) -> builtins.list[TenantView]:
+        """Every tenant by name, with how many of its keys are in force."""
+        live = and_(col(ApiKey.tenant_id) == Tenant.id, col(ApiKey.revoked_at).is_(None))
+        statement = (
+            select(Tenant, func.count(col(ApiKey.id)))
+            .join(ApiKey, live, isouter=True)
+            .group_by(col(Tenant.id))
+            .order_by(Tenant.name)
+        )
+        with self._db.read() as session:
+            return [
+                TenantView(**tenant.model_dump(), keys=keys)
+                for tenant, keys in session.exec(statement)
+            ]
+
+    def named(self, name: str) -> str:
+        """The id of the tenant with a name. Raises: NotFound."""
+        with self._db.read() as session:
+            tenant = session.exec(select(Tenant).where(Tenant.name == name)).one_or_none()
+        if tenant is None:
+            raise NotFound(f"there is no tenant {name}: `slipway tenants list` shows all")
+        return tenant.id
+
+    def reached(self, caller: Principal, name: str | None) -> str:
+        """The id of the tenant a caller speaks of: its own, or for an administrator any.
+
+        Raises:
+            Forbidden: if a member names another tenant, whether there is such a one or not.
+            NotFound: if an administrator names one that is not there.
+        """
+        if name is None or name == caller.tenant:
+            return caller.tenant_id
+        if not caller.is_admin:
+            raise Forbidden(
+                f"only an administrator's key reaches another tenant than {caller.tenant}"
+            )
+        return self.named(name)
+
+    # Keys.
+
+    def create_key(
+        self, tenant_id: str, name: str, *, role: Role = Role.MEMBER
+    ) -> tuple[KeyView, str]:
         """A new key: its record, and the key itself, which is shown this once only.
 
         Raises:
@@ -73,6 +146,7 @@ class Tenants:
             id=self._new_id(),
             tenant_id=tenant_id,
             name=name,
+            role=role.value,
             hint=key[-4:],
             sha256=key_hash(key),
             created_at=self._clock(),
@@ -82,23 +156,26 @@ class Tenants:
             session.flush()
             return KeyView(**row.model_dump()), key
 
-    def keys(self, tenant_id: str) -> list[KeyView]:
+    def keys(self, tenant_id: str) -> builtins.list[KeyView]:
         """A tenant's keys, oldest first, revoked ones included."""
         with self._db.read() as session:
             statement = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
             rows = session.exec(statement.order_by(col(ApiKey.created_at)))
             return [KeyView(**row.model_dump()) for row in rows]
 
-    def revoke(self, tenant_id: str, key_id: str) -> KeyView:
+    def revoke(self, tenant_id: str, key_id: str, *, by: Role = Role.ADMIN) -> KeyView:
         """End a key; ending it twice is fine.
 
         Raises:
             NotFound: if this tenant has no such key.
+            Forbidden: if a member would end an administrator's key.
         """
         with self._db.write() as session:
             row = session.get(ApiKey, key_id)
             if row is None or row.tenant_id != tenant_id:
                 raise NotFound(f"there is no key {key_id}: `slipway keys list` shows all")
+            if by is not Role.ADMIN and row.role == Role.ADMIN:
+                raise Forbidden("only an administrator ends an administrator's key")
             row.revoked_at = row.revoked_at or self._clock()
             session.add(row)
             return KeyView(**row.model_dump())
@@ -122,7 +199,11 @@ class Tenants:
                 raise Unauthorized("this API key is not valid")
             row, tenant = found
             return Principal(
-                tenant_id=tenant.id, tenant=tenant.name, key_id=row.id, key_name=row.name
+                tenant_id=tenant.id,
+                tenant=tenant.name,
+                key_id=row.id,
+                key_name=row.name,
+                role=Role(row.role),
             )
 
     def live_keys(self) -> dict[str, str]:

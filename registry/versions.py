@@ -24,12 +24,13 @@ from registry.models import (
     Version,
     VersionParent,
 )
-from registry.store import Manifest
+from registry.store import Manifest, ManifestFile
 from registry.views import FileView, GroupView, LineageView, Page, VersionView
 
 GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 LARGEST_PAGE = 200
 GATED_ALIAS = "production"
+BASE_KEY = "base:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ def check_group_name(name: str) -> None:
             f"{name!r} is no group name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
             "beginning with a letter or a digit"
         )
+
+
+def base_key(tenant_id: str, digest: str) -> str:
+    """The source key of a tenant's version of a base model."""
+    return f"{BASE_KEY}{tenant_id}:{digest}"
 
 
 class Versions:
@@ -243,6 +249,45 @@ class Versions:
             rows = session.exec(statement.order_by(*order).limit(limit + 1)).all()
             items = self._views(session, rows[:limit])
             return Page(items=[*items], cursor=items[-1].id if len(rows) > limit else None)
+
+    def adopt(self, version: VersionView, tenant_id: str) -> VersionView:
+        """A tenant's own version of a base model that is served to all: made when missing.
+
+        Its bytes are the other's; so every tenant can name the base model, have it as a
+        parent, merge into it and measure against it, as its own.
+
+        Raises:
+            InvalidInput: if the version is no imported full model.
+        """
+        if version.tenant_id == tenant_id:
+            return version
+        if (version.kind, version.origin) != (Kind.MERGED, Origin.IMPORT):
+            raise InvalidInput(f"{version.reference} is no base model: it is its tenant's own")
+        manifest = Manifest(
+            digest=version.digest,
+            size_bytes=version.size_bytes,
+            files=tuple(ManifestFile(**file.model_dump()) for file in version.files),
+        )
+        new = NewVersion(
+            tenant_id=tenant_id,
+            group=version.group,
+            kind=version.kind,
+            origin=version.origin,
+            base_model=version.base_model,
+            base_digest=version.base_digest,
+            provenance=version.provenance,
+            source_key=base_key(tenant_id, version.digest),
+        )
+        return self.register(new, manifest)
+
+    def adopt_bases(self, tenant_id: str) -> None:
+        """Give a tenant every base model that is served."""
+        with self._db.read() as session:
+            keys = col(Version.source_key).startswith(BASE_KEY)
+            rows = session.exec(select(Version).where(keys)).all()
+            bases = {view.digest: view for view in self._views(session, rows)}
+        for base in bases.values():
+            self.adopt(base, tenant_id)
 
     def groups(self, tenant_id: str) -> Sequence[GroupView]:
         """A tenant's groups by name, with how many versions each has."""

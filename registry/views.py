@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from registry.models import Kind, Origin
+from registry.models import Kind, Origin, Role
 
 Item = TypeVar("Item")
 
@@ -101,11 +101,21 @@ class AliasMoveView(View):
     moved_at: datetime
 
 
+class TenantView(View):
+    """A tenant and how many keys of it are in force."""
+
+    id: str
+    name: str
+    keys: int
+    created_at: datetime
+
+
 class KeyView(View):
     """An API key, without the key."""
 
     id: str
     name: str
+    role: Role
     hint: str
     created_at: datetime
     revoked_at: datetime | None

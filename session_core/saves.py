@@ -109,6 +109,7 @@ class Saver:
         # runs, could take files out of a package on its way into the store.
         manifest = await to_thread(self._registry.store.publish, staged)
         metadata.pop(GROUP_KEY, None)
+        base = await to_thread(self._registry.versions.adopt, self._base.version, run.tenant_id)
         version = await to_thread(
             self._registry.versions.register,
             NewVersion(
@@ -121,7 +122,7 @@ class Saver:
                 lora=run.lora,
                 provenance=self._provenance(session, run, row, path, written.params),
                 user_metadata=metadata,
-                parents=tuple(filter(None, (self._base.version.id, run.parent_version_id))),
+                parents=tuple(filter(None, (base.id, run.parent_version_id))),
                 source_key=source,
             ),
             manifest,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from merge import content_files
 from registry import Kind, NewVersion, NotFound, Origin, Registry, VersionView
+from registry.versions import base_key
 from slipway.home import Home
 
 
@@ -72,7 +73,7 @@ def register_base(
             base_model=name,
             base_digest=manifest.digest,
             provenance={"source": name},
-            source_key=f"base:{tenant_id}:{manifest.digest}",
+            source_key=base_key(tenant_id, manifest.digest),
         ),
         manifest,
     )

@@ -32,6 +32,10 @@ def part(text: str) -> str:
     return quote(text, safe="")
 
 
+def _given(query: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}
+
+
 class Client:
     """A connection to a control plane.
 
@@ -73,20 +77,20 @@ class Client:
 
     def get(self, path: str, **query: Any) -> Any:
         """GET; the decoded JSON. Query parameters that are None are left out."""
-        given = {name: value for name, value in query.items() if value is not None}
-        return self._request("GET", path, params=given)
+        return self._request("GET", path, params=_given(query))
 
-    def post(self, path: str, body: Any = None) -> Any:
+    def post(self, path: str, body: Any = None, **query: Any) -> Any:
         """POST; the decoded JSON."""
-        return self._request("POST", path, json=body if body is not None else {})
+        sent = body if body is not None else {}
+        return self._request("POST", path, json=sent, params=_given(query))
 
-    def put(self, path: str, body: Any) -> Any:
+    def put(self, path: str, body: Any, **query: Any) -> Any:
         """PUT; the decoded JSON."""
-        return self._request("PUT", path, json=body)
+        return self._request("PUT", path, json=body, params=_given(query))
 
-    def delete(self, path: str) -> Any:
+    def delete(self, path: str, **query: Any) -> Any:
         """DELETE; the decoded JSON."""
-        return self._request("DELETE", path)
+        return self._request("DELETE", path, params=_given(query))
 
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:

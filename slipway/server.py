@@ -16,7 +16,7 @@ import uvicorn
 
 from evals import EvalService
 from merge import MergeService, resolve_base, validate_model_folder
-from registry import Conflict, Jobs, Registry, Unauthorized, Unavailable
+from registry import Conflict, Jobs, Registry, Role, Unauthorized, Unavailable
 from serving import Endpoints, Engine, GatewayProcess, Replicas, VllmEngine, snapshot_path
 from session_core import SessionService
 from slipway.app import Services, create_app
@@ -231,6 +231,8 @@ def prepare(home: Home, settings: Settings, listen: Listen, say: Callable[[str],
     tenant_id = registry.tenants.ensure_tenant(TENANT)
     ensure_key(home, registry, tenant_id)
     base = register_base(registry, tenant_id, folder, settings.base_model, home, say)
+    for tenant in registry.tenants.list():
+        registry.versions.adopt(base, tenant.id)
     jobs = Jobs(registry.clock, registry.new_id)
     engine: Engine = VllmEngine(device=settings.device)
     if words := settings.engine_words():
@@ -266,13 +268,14 @@ def prepare(home: Home, settings: Settings, listen: Listen, say: Callable[[str],
 
 
 def ensure_key(home: Home, registry: Registry, tenant_id: str) -> None:
-    """See that the home's key file holds a key that is valid."""
+    """See that the home's key file holds an administrator's key that is valid."""
     key = home.key()
     if key is not None:
         try:
-            if registry.tenants.authenticate(key).tenant_id == tenant_id:
+            who = registry.tenants.authenticate(key)
+            if who.tenant_id == tenant_id and who.is_admin:
                 return
         except Unauthorized:
             log.warning("the home's API key is not valid any more; making a new one")
-    _, key = registry.tenants.create_key(tenant_id, "home")
+    _, key = registry.tenants.create_key(tenant_id, "home", role=Role.ADMIN)
     home.save_key(key)

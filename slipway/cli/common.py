@@ -24,6 +24,9 @@ HomeOption = Annotated[
     typer.Option("--home", help="The server's home folder [default: $SLIPWAY_HOME or ~/.slipway]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+TenantOption = Annotated[
+    str | None, typer.Option("--tenant", help="Another tenant; for administrators.")
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Wait until it is done, or only start it.")
 ]

@@ -14,6 +14,7 @@ from registry import (
     Jobs,
     NewGate,
     NewRun,
+    Role,
     install_error_handlers,
     random_id,
     utc_now,
@@ -151,6 +152,43 @@ def test_keys_over_http(bench, call):
     assert made["secret"] not in listed.text
     call("DELETE", f"/slipway/v1/keys/{made['key']['id']}")
     assert call("GET", "/slipway/v1/groups", headers=headers).status_code == 401
+
+
+def test_administration_over_http(bench, call):
+    tenants = bench.registry.tenants
+    boss = {"X-API-Key": tenants.create_key(bench.tenant, "boss", role=Role.ADMIN)[1]}
+    made = call("POST", "/slipway/v1/tenants", json={"name": "team-b"}, headers=boss)
+    assert made.status_code == 201
+    again = call("POST", "/slipway/v1/tenants", json={"name": "team-b"}, headers=boss)
+    assert again.status_code == 422
+    body = {"name": "theirs", "role": "admin"}
+    key = call("POST", "/slipway/v1/keys?tenant=team-b", json=body, headers=boss).json()
+    (listed,) = call("GET", "/slipway/v1/keys?tenant=team-b", headers=boss).json()
+    assert (listed["id"], listed["role"]) == (key["key"]["id"], "admin")
+    names = [t["name"] for t in call("GET", "/slipway/v1/tenants", headers=boss).json()]
+    assert names == ["mine", "stranger", "team-b"]
+
+    refused = set()
+    for method, path, body in (
+        ("GET", "tenants", None),
+        ("POST", "tenants", {"name": "more"}),
+        ("POST", "keys", {"name": "x", "role": "admin"}),
+    ):
+        answer = call(method, f"/slipway/v1/{path}", json=body)
+        assert answer.status_code == 403, path
+        refused.add(answer.content)
+    assert len(refused) == 1
+    assert "slipway keys create NAME --role admin" in refused.pop().decode()
+    for method, path in (
+        ("GET", "keys?tenant=team-b"),
+        ("POST", "keys?tenant=team-b"),
+        ("DELETE", f"keys/{key['key']['id']}?tenant=team-b"),
+        ("GET", "keys?tenant=nobody"),
+    ):
+        answer = call(method, f"/slipway/v1/{path}", json={"name": "x"})
+        assert answer.status_code == 403, path
+    gone = call("DELETE", f"/slipway/v1/keys/{key['key']['id']}?tenant=team-b", headers=boss)
+    assert gone.json()["revoked_at"] is not None
 
 
 def evidence_of(bench, version):

@@ -50,6 +50,8 @@ def test_importing_the_command_line_is_cheap():
         ["deploy"],
         ["endpoints", "list"],
         ["endpoints", "delete"],
+        ["tenants", "create"],
+        ["tenants", "list"],
         ["keys", "create"],
         ["keys", "list"],
         ["keys", "revoke"],
@@ -97,6 +99,35 @@ def test_keys(running):
     assert made["secret"] not in listed
     running.json("keys", "revoke", made["key"]["id"])
     assert running.slipway("status", SLIPWAY_API_KEY=made["secret"]).returncode == 1
+
+
+def test_tenants_and_roles(running):
+    made = running.json("tenants", "create", "team-b")
+    assert running.slipway("tenants", "create", "team-b").returncode == 1
+    assert [t["name"] for t in running.json("tenants", "list")] == ["default", "team-b"]
+    assert made["keys"] == 0
+    key = running.json("keys", "create", "theirs", "--tenant", "team-b")
+    assert key["key"]["role"] == "member"
+    assert "member" in running.slipway("keys", "list", "--tenant", "team-b").stdout
+    assert "admin" in running.slipway("keys", "list").stdout
+    member = {"SLIPWAY_API_KEY": key["secret"]}
+    # The base model is theirs as well, and nothing else is.
+    listed = json.loads(running.slipway("packages", "list", "--json", **member).stdout)
+    assert [(v["reference"], v["kind"]) for v in listed] == [("tiny/1", "merged")]
+    for words in (
+        ["tenants", "list"],
+        ["tenants", "create", "more"],
+        ["keys", "list", "--tenant", "default"],
+        ["keys", "create", "x", "--role", "admin"],
+        ["keys", "create", "x", "--tenant", "nobody"],
+    ):
+        done = running.slipway(*words, **member)
+        assert done.returncode == 1, words
+        assert "administrator" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert running.slipway("keys", "create", "second", **member).returncode == 0
+    running.json("keys", "revoke", key["key"]["id"], "--tenant", "team-b")
+    assert running.slipway("keys", "list", **member).returncode == 1
 
 
 def test_what_is_empty_says_so(running):

@@ -37,6 +37,25 @@ def test_it_goes_down_and_up_again(tmp_path):
     engine.dispose()
 
 
+def test_the_keys_of_an_older_home_stay_as_mighty_as_they_were(tmp_path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    command.upgrade(config(url), "0001")
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        for name in ("default", "other"):
+            connection.execute("insert into tenant values (?, ?, '2026-01-01')", (name, name))
+            connection.execute(
+                "insert into api_key (id, tenant_id, name, hint, sha256, created_at) "
+                "values (?, ?, 'home', 'abcd', ?, '2026-01-01')",
+                (name, name, name),
+            )
+    connection.close()
+    migrate(url)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        roles = dict(connection.execute("select id, role from api_key").fetchall())
+    connection.close()
+    assert roles == {"default": "admin", "other": "member"}
+
+
 def test_a_percent_sign_in_an_address_is_no_interpolation():
     url = "postgresql://me:p%40ss@host/db"
     assert config(url).get_main_option("sqlalchemy.url") == url
