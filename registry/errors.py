@@ -2,6 +2,7 @@
 
     SlipwayError
     ├── InvalidInput      400  the request itself is wrong
+    ├── NotServed         400  it could be asked of another server, and is not done here
     ├── Unauthorized      401  no key, or one that is not known
     ├── Forbidden         403  the key is known, but not for this
     ├── NotFound          404  no such thing, or it belongs to another tenant
@@ -34,6 +35,13 @@ class InvalidInput(SlipwayError):
 
     status = 400
     code = "invalid_input"
+
+
+class NotServed(SlipwayError):
+    """The request is well-formed, and this server does not do such things, on purpose."""
+
+    status = 400
+    code = "not_served"
 
 
 class Unauthorized(SlipwayError):

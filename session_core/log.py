@@ -19,7 +19,6 @@ from session_core.models import (
     LoggedOperation,
     OperationStatus,
     Sampler,
-    SavedPath,
     SessionStatus,
     TrainingRun,
     TrainingSession,
@@ -27,7 +26,7 @@ from session_core.models import (
 
 
 class OperationLog:
-    """Rows of sessions, runs, operations, samplers and saved paths. Synchronous."""
+    """Rows of sessions, runs, operations and samplers. Synchronous."""
 
     def __init__(
         self, db: Database, clock: Callable[[], datetime], new_id: Callable[[], str]
@@ -76,12 +75,19 @@ class OperationLog:
                 session.add(row)
         return status
 
-    def end_session(self, session_id: str, status: SessionStatus) -> SessionStatus:
+    def end_session(
+        self,
+        session_id: str,
+        status: SessionStatus,
+        *,
+        reason: str | None = None,
+        detail: str | None = None,
+    ) -> SessionStatus:
         """End a session unless it has ended; the status it has now."""
         with self._db.write() as session:
             row = session.get_one(TrainingSession, session_id)
             if row.status is SessionStatus.ACTIVE:
-                row.status = status
+                row.status, row.finish_reason, row.finish_detail = status, reason, detail
                 session.add(row)
             return row.status
 
@@ -265,7 +271,7 @@ class OperationLog:
                 session.add(row)
             return [row.id for row in rows]
 
-    # Samplers and saved paths.
+    # Samplers.
 
     def add_sampler(self, row: Sampler) -> Sampler:
         """Add a sampler, or return the one its id already has."""
@@ -298,30 +304,3 @@ class OperationLog:
             row = session.get(Sampler, sampler_id)
             if row is not None:
                 session.delete(row)
-
-    def save_path(self, path: str, *, run_id: str, tenant_id: str, version_id: str) -> None:
-        """Let a path name a version from now on."""
-        with self._db.write() as session:
-            row = session.get(SavedPath, path) or SavedPath(
-                path=path,
-                run_id=run_id,
-                tenant_id=tenant_id,
-                version_id=version_id,
-                created_at=self._clock(),
-            )
-            row.version_id = version_id
-            session.add(row)
-
-    def saved(self, tenant_id: str, path: str) -> SavedPath | None:
-        """What a tenant's path names, if anything."""
-        with self._db.read() as session:
-            row = session.get(SavedPath, path)
-        return row if row is not None and row.tenant_id == tenant_id else None
-
-    def saved_paths(self, tenant_id: str, *, run_id: str | None = None) -> Sequence[SavedPath]:
-        """A tenant's saved paths, newest first."""
-        statement = select(SavedPath).where(SavedPath.tenant_id == tenant_id)
-        if run_id is not None:
-            statement = statement.where(SavedPath.run_id == run_id)
-        with self._db.read() as session:
-            return session.exec(statement.order_by(col(SavedPath.created_at).desc())).all()

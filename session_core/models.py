@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Column, LargeBinary, UniqueConstraint
+from sqlalchemy import BigInteger, Column, LargeBinary, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
 from registry.models import json_column, utc_column
@@ -42,6 +42,9 @@ class TrainingSession(SQLModel, table=True):
     tags: list[str] = Field(sa_column=json_column())
     sdk_version: str | None = None
     display_name: str | None = None
+    project_id: str | None = None  # a label of the client's own
+    finish_reason: str | None = None  # "success", "errored" or "interrupted", as its client said
+    finish_detail: str | None = None
     created_at: datetime = Field(sa_column=utc_column())
     heartbeat_at: datetime = Field(sa_column=utc_column())
 
@@ -59,6 +62,7 @@ class TrainingRun(SQLModel, table=True):
     lora: dict[str, Any] = Field(sa_column=json_column())  # known once it was created
     user_metadata: dict[str, Any] = Field(sa_column=json_column())
     corrupted: str | None = None  # why it takes no more operations
+    copy_of: str | None = None  # the path it holds a copy of; such a run is never trained
     created_at: datetime = Field(sa_column=utc_column())
 
 
@@ -96,16 +100,25 @@ class Sampler(SQLModel, table=True):
     model_path: str | None = None
     version_id: str | None = Field(default=None, foreign_key="package_version.id")
     snapshot: str | None = None  # folder below sessions/, of an unnamed snapshot
+    clients: int = 0  # how many copies of its client were given a number
     created_at: datetime = Field(sa_column=utc_column())
 
 
 class SavedPath(SQLModel, table=True):
-    """A ``tinker://`` path and the version it names."""
+    """A ``tinker://`` path and what it names: a version, or an export, which is none.
+
+    The row stays when the path names nothing any more, to say why it does not.
+    """
 
     __tablename__ = "saved_path"
 
     path: str = Field(primary_key=True)
     run_id: str = Field(foreign_key="training_run.id", index=True)
     tenant_id: str = Field(foreign_key="tenant.id", index=True)
-    version_id: str = Field(foreign_key="package_version.id")
+    kind: str  # the path's middle: "weights", "sampler_weights" or "external_weights"
+    version_id: str | None = Field(default=None, foreign_key="package_version.id")
+    folder: str | None = None  # below sessions/, of an export
+    size_bytes: int = Field(sa_column=Column(BigInteger(), nullable=False))
     created_at: datetime = Field(sa_column=utc_column())
+    expires_at: datetime | None = Field(default=None, sa_column=utc_column(nullable=True))
+    removed_at: datetime | None = Field(default=None, sa_column=utc_column(nullable=True))

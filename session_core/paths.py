@@ -10,12 +10,14 @@ from registry import InvalidInput
 SCHEME = "tinker://"
 WEIGHTS = "weights"  # resumes training
 SAMPLER_WEIGHTS = "sampler_weights"  # to sample from and to deploy
+EXTERNAL_WEIGHTS = "external_weights"  # to carry away
+KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinkerPath:
-    """``tinker://<run>/<weights|sampler_weights>/<name>``."""
+    """``tinker://<run>/<weights|sampler_weights|external_weights>/<name>``."""
 
     run_id: str
     kind: str
@@ -37,8 +39,8 @@ def parse_path(text: str) -> TinkerPath:
             f"{text!r} is no path of saved weights: expected tinker://RUN/weights/NAME or "
             "tinker://RUN/sampler_weights/NAME, as a save returned it"
         )
-    if parts[1] not in (WEIGHTS, SAMPLER_WEIGHTS):
-        raise InvalidInput(f"{text!r} names {parts[1]!r}: expected weights or sampler_weights")
+    if parts[1] not in KINDS:
+        raise InvalidInput(f"{text!r} names {parts[1]!r}: expected one of {', '.join(KINDS)}")
     return TinkerPath(run_id=parts[0], kind=parts[1], name=parts[2])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from asyncio import to_thread
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from registry import (
     InvalidInput,
     Kind,
     NewVersion,
-    NotFound,
     Origin,
     Registry,
     VersionView,
 )
 from registry.versions import check_group_name
 from session_core import operations as op
+from session_core.exports import Execute, Exports, fresh_folder
 from session_core.log import OperationLog
 from session_core.models import LoggedOperation, Sampler, TrainingRun, TrainingSession
 from session_core.operations import Operation, Result
@@ -30,16 +30,14 @@ from session_core.paths import (
     TinkerPath,
     check_name,
     folder_name,
-    parse_path,
     sampler_id_of,
 )
+from session_core.saved import SavedPaths
 
 GROUP_KEY = "model_package_group"
 DEFAULT_GROUP = "default"
 # Unnamed sampler snapshots of a session that are kept; older ones go.
 UNNAMED_KEPT = 16
-
-Execute = Callable[[Operation], Awaitable[Result]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +75,8 @@ class Saver:
         self._log = log
         self._base = base
         self._home = home
+        self.paths = SavedPaths(registry.db, registry.clock)
+        self.exports = Exports(paths=self.paths, base=base.name, home=home)
 
     async def save(self, run: TrainingRun, row: LoggedOperation, execute: Execute) -> Result:
         """Write, publish, register. Repeating it after a crash makes no second version.
@@ -86,6 +86,8 @@ class Saver:
             StorageFull, OperationFailed: if it could not be written; nothing is left of it.
         """
         params = op.decode(row.payload).params
+        if params.get("external"):
+            return await self.exports.export(run, row, execute)
         kind = WEIGHTS if row.kind == op.SAVE_CHECKPOINT else SAMPLER_WEIGHTS
         name = check_name(params["name"])
         path = TinkerPath(run_id=run.id, kind=kind, name=name)
@@ -128,17 +130,18 @@ class Saver:
             manifest,
         )
         await to_thread(
-            self._log.save_path,
-            str(path),
-            run_id=run.id,
+            self.paths.put,
+            path,
             tenant_id=run.tenant_id,
             version_id=version.id,
+            size_bytes=version.size_bytes,
+            ttl_seconds=params.get("ttl_seconds"),
         )
         return Result(params={"path": str(path), "version": version.reference})
 
     def _check_free(self, row: LoggedOperation, path: TinkerPath, overwrite: bool) -> None:
-        known = self._log.saved(row.tenant_id, str(path))
-        if known is None or overwrite:
+        known = self.paths.find(row.tenant_id, str(path))
+        if known is None or known.version_id is None or overwrite:
             return
         # The save itself, repeated after a crash between registering and noting the result.
         version = self._registry.versions.by_id(known.version_id)
@@ -176,7 +179,7 @@ class Saver:
         sampler_id = sampler_id_of(run.session_id, params["sampling_session_seq_id"])
         relative = Path(folder_name(run.id)) / "samplers" / str(row.seq)
         folder = self._home / relative
-        await to_thread(_fresh, folder)
+        await to_thread(fresh_folder, folder)
         await execute(
             Operation(
                 kind=op.SAVE_WEIGHTS,
@@ -209,18 +212,15 @@ class Saver:
         """The version a ``tinker://`` path of this tenant names.
 
         Raises:
-            InvalidInput: if it is no such path.
-            NotFound: if it names nothing.
+            InvalidInput: if it is no such path, or an export's.
+            NotFound: if it names nothing, or nothing any more.
         """
-        parsed = parse_path(path)
-        saved = self._log.saved(tenant_id, path)
-        if saved is None:
-            other = WEIGHTS if parsed.kind == SAMPLER_WEIGHTS else SAMPLER_WEIGHTS
-            twin = TinkerPath(run_id=parsed.run_id, kind=other, name=parsed.name)
-            hint = ""
-            if self._log.saved(tenant_id, str(twin)) is not None:
-                hint = f"; did you mean {twin}?"
-            raise NotFound(f"nothing is saved at {path}{hint}")
+        saved = self.paths.get(tenant_id, path)
+        if saved.version_id is None:
+            raise InvalidInput(
+                f"{path} is an export, to be downloaded: load or sample from what save_state or "
+                "save_weights_for_sampler saved"
+            )
         return self._registry.versions.by_id(saved.version_id)
 
     def loadable(self, tenant_id: str, path: str, *, optimizer: bool) -> VersionView:
@@ -268,8 +268,3 @@ class Saver:
             return None
         version = self._registry.versions.by_id(sampler.version_id)
         return self._registry.store.path(version.digest)
-
-
-def _fresh(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from registry import InvalidInput, NotFound, Principal, Registry, SlipwayError, VersionView
 from session_core import operations as op
 from session_core.lines import Limits, Line
+from session_core.listing import Listing
 from session_core.log import OperationLog
 from session_core.models import (
     LoggedOperation,
@@ -63,6 +64,7 @@ class SessionService:
         logs: folder for the engine's log.
         threads: the engine's; 0 leaves the choice to torch.
         idle: after how long without a sign of life a session expires.
+        reap_seconds: how often what has expired is looked for.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class SessionService:
         threads: int = 0,
         limits: Limits | None = None,
         idle: timedelta = timedelta(hours=1),
+        reap_seconds: float = REAP_SECONDS,
     ) -> None:
         self.registry = registry
         self.base = Base(version=base, name=base_name, aliases=other_names)
@@ -90,6 +93,7 @@ class SessionService:
             threads=threads,
         )
         self.operations = OperationLog(registry.db, registry.clock, registry.new_id)
+        self.listing = Listing(registry.db)
         self.saver = Saver(registry=registry, log=self.operations, base=self.base, home=home)
         self._supervisor = Supervisor(self.worker)
         self._samples = Samples(
@@ -101,6 +105,7 @@ class SessionService:
         self._home = home
         self._limits = limits or Limits()
         self._idle = idle
+        self._reap_seconds = reap_seconds
         self._lines: dict[str, Line] = {}
         self._waiters: dict[str, asyncio.Event] = {}
         self._reaper: asyncio.Task[None] | None = None
@@ -140,6 +145,7 @@ class SessionService:
         tags: list[str],
         sdk_version: str | None,
         display_name: str | None,
+        project_id: str | None = None,
     ) -> TrainingSession:
         """Open a session.
 
@@ -156,6 +162,7 @@ class SessionService:
             tags=tags,
             sdk_version=sdk_version,
             display_name=display_name,
+            project_id=project_id,
         )
 
     async def heartbeat(self, caller: Principal, session_id: str) -> SessionStatus:
@@ -163,17 +170,25 @@ class SessionService:
         return await to_thread(self.operations.heartbeat, caller.tenant_id, session_id)
 
     async def end_session(
-        self, caller: Principal, session_id: str, status: SessionStatus
+        self,
+        caller: Principal,
+        session_id: str,
+        status: SessionStatus,
+        *,
+        reason: str | None = None,
+        detail: str | None = None,
     ) -> SessionStatus:
         """End a session: what it has queued is still done, then its runs leave the engine.
 
-        Ending it again is fine; the first status stays.
+        Ending it again is fine; the first status stays, with its reason.
         """
         await to_thread(self.operations.session, caller.tenant_id, session_id)
-        return await self._end(session_id, status)
+        return await self._end(session_id, status, reason=reason, detail=detail)
 
-    async def _end(self, session_id: str, status: SessionStatus) -> SessionStatus:
-        status = await to_thread(self.operations.end_session, session_id, status)
+    async def _end(
+        self, session_id: str, status: SessionStatus, **said: str | None
+    ) -> SessionStatus:
+        status = await to_thread(self.operations.end_session, session_id, status, **said)
         for run in await to_thread(self.operations.runs, session_id=session_id):
             if run.id in self._lines:
                 await self._lines[run.id].end()
@@ -181,14 +196,15 @@ class SessionService:
 
     async def _reap(self) -> None:
         while True:
-            await asyncio.sleep(REAP_SECONDS)
+            await asyncio.sleep(self._reap_seconds)
             moment = self.registry.clock() - self._idle
             try:
                 for session_id in await to_thread(self.operations.silent_since, moment):
                     log.info("session %s expired: its client fell silent", session_id)
                     await self._end(session_id, SessionStatus.EXPIRED)
+                await to_thread(self.saver.exports.expire)
             except Exception:
-                log.exception("expired sessions were not ended; they are next time")
+                log.exception("what has expired was not ended; it is next time")
             self._lines = {name: line for name, line in self._lines.items() if not line.ended}
 
     # Runs.
@@ -266,6 +282,11 @@ class SessionService:
         if not 1 <= seq <= LARGEST_SEQ:
             raise InvalidInput(f"sequence id {seq} is out of bounds: they count up from 1")
         run = await to_thread(self.operations.run, caller.tenant_id, run_id)
+        if run.copy_of is not None:
+            raise InvalidInput(
+                f"{run_id} holds a copy of {run.copy_of} and cannot be trained: create a training "
+                "client from the copy's path"
+            )
         if run.corrupted is not None:
             raise InvalidInput(run.corrupted)
         await self._active(caller, run.session_id)

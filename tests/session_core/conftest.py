@@ -236,6 +236,20 @@ class SessionServer:
         stranger = self.registry.tenants.ensure_tenant("stranger")
         return self.registry.tenants.create_key(stranger, "test")[1]
 
+    def pass_time(self, seconds: float) -> None:
+        """Set the server's clock ahead of the machine's."""
+        partial = self.home / "clock-ahead.partial"
+        partial.write_text(str(seconds))
+        partial.rename(self.home / "clock-ahead")
+
+    @staticmethod
+    def wait_until(done: Callable[[], bool], *, seconds: float) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
         """The artifact store's disk is full meanwhile."""

@@ -2,7 +2,8 @@
 
     python serve.py HOME BASE PORT
 
-``full`` in HOME makes every write of a save fail as on a full disk.
+``full`` in HOME makes every write of a save fail as on a full disk; ``clock-ahead`` says how
+many seconds the server's clock is ahead of the machine's.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import errno
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
-from registry import AuthMiddleware, Files, Registry, install_error_handlers
+from registry import AuthMiddleware, Files, Registry, install_error_handlers, utc_now
 from session_core import Limits, SessionService
 from session_core.dialects import tinker
 
@@ -35,8 +37,16 @@ class FullWhenAsked(Files):
 
 def main() -> None:
     home, port = Path(sys.argv[1]), int(sys.argv[3])
+
+    def clock() -> datetime:
+        ahead = home / "clock-ahead"
+        return utc_now() + timedelta(seconds=float(ahead.read_text()) if ahead.exists() else 0)
+
     registry = Registry.open(
-        f"sqlite:///{home / 'slipway.db'}", home / "store", files=FullWhenAsked(home / "full")
+        f"sqlite:///{home / 'slipway.db'}",
+        home / "store",
+        files=FullWhenAsked(home / "full"),
+        clock=clock,
     )
     registry.store.sweep()
     tenant = registry.tenants.ensure_tenant("default")
@@ -49,6 +59,8 @@ def main() -> None:
         logs=home / "logs",
         threads=1,
         limits=Limits(gap_seconds=2.0, snapshot_steps=4),
+        reap_seconds=1.0,
+        idle=timedelta(days=1),
     )
 
     @asynccontextmanager

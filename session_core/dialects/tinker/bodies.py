@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+import math
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
 from registry import InvalidInput
+from session_core.requests import MAX_SAMPLES
 
 # A name, an id: longer ones are nobody's.
 LONGEST = 512
+# Metadata as JSON, in bytes, and how deep it may be.
+LARGEST_METADATA = 64 * 1024
+DEEPEST_METADATA = 8
+# The range of the counters on the wire.
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEQ = 2**63 - 1
+
+
+def _storable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which UTF-8 cannot hold") from None
+    if "\0" in text:
+        raise ValueError("holds a NUL character")
+    return text
+
+
+def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
+    """JSON that every database can hold, no deeper and no larger than it may be."""
+    level: list[Any] = [metadata]
+    for _ in range(DEEPEST_METADATA):
+        level = [inner for outer in level for inner in _inside(outer)]
+        for value in level:
+            if isinstance(value, str):
+                _storable(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError("holds a number that is not finite")
+    if any(_inside(value) for value in level):
+        raise ValueError(f"is nested more than {DEEPEST_METADATA} deep")
+    if len(json.dumps(metadata)) > LARGEST_METADATA:
+        raise ValueError(f"is larger than {LARGEST_METADATA} bytes")
+    return metadata
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else []
+
+
+# A name or an id; what a person writes; what a client keeps with a thing.
+Name = Annotated[str, Field(max_length=LONGEST), AfterValidator(_storable)]
+Words = Annotated[str, Field(max_length=4096), AfterValidator(_storable)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_plain)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
 class CreateSession(BaseModel):
     """Open a session."""
 
-    tags: list[str] = []
-    user_metadata: dict[str, Any] | None = None
-    sdk_version: str | None = Field(default=None, max_length=LONGEST)
-    display_name: str | None = Field(default=None, max_length=LONGEST)
+    tags: list[Name] = Field(default=[], max_length=100)
+    user_metadata: Metadata | None = None
+    sdk_version: Name | None = None
+    display_name: Name | None = None
+    project_id: Name | None = None
 
 
 class SessionRef(BaseModel):
     """A body that names a session."""
 
-    session_id: str = Field(max_length=LONGEST)
+    session_id: Name
 
 
 class LoraConfig(BaseModel):
@@ -40,30 +91,30 @@ class LoraConfig(BaseModel):
 class OptimizerConfig(BaseModel):
     """Which optimizer a run has; AdamW is the one there is."""
 
-    type: str = "adamw"
+    type: Name = "adamw"
 
 
 class CreateModel(BaseModel):
     """Create a run."""
 
-    session_id: str = Field(max_length=LONGEST)
-    model_seq_id: int = Field(ge=0, le=2**31 - 1)
-    base_model: str = Field(max_length=LONGEST)
+    session_id: Name
+    model_seq_id: Count
+    base_model: Name
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
 
 
 class ModelRef(BaseModel):
     """A body that names a run."""
 
-    model_id: str = Field(max_length=LONGEST)
+    model_id: Name
 
 
 class OptimStep(BaseModel):
     """One step of the optimizer; its parameters are checked where they are used."""
 
-    model_id: str = Field(max_length=LONGEST)
+    model_id: Name
     seq_id: int | None = None
     adam_params: dict[str, Any] | None = None
     optimizer_params: dict[str, Any] | None = None
@@ -79,50 +130,64 @@ class OptimStep(BaseModel):
 class SaveWeights(BaseModel):
     """Save a state that resumes training."""
 
-    model_id: str = Field(max_length=LONGEST)
+    model_id: Name
     seq_id: int | None = None
-    path: str | None = Field(default=None, max_length=LONGEST)
+    path: Name | None = None
     overwrite: bool = False
-    user_metadata: dict[str, Any] | None = None
+    ttl_seconds: int | None = None
+    user_metadata: Metadata | None = None
 
 
 class SaveWeightsForSampler(BaseModel):
     """Save weights to sample from: named ones, or a snapshot for a sampler."""
 
-    model_id: str = Field(max_length=LONGEST)
+    model_id: Name
     seq_id: int | None = None
-    path: str | None = Field(default=None, max_length=LONGEST)
-    sampling_session_seq_id: int | None = Field(default=None, ge=0)
-    user_metadata: dict[str, Any] | None = None
+    path: Name | None = None
+    sampling_session_seq_id: Count | None = None
+    kind: Name = "snapshot"
+    ttl_seconds: int | None = None
+    user_metadata: Metadata | None = None
+
+
+class SaveWeightsExternal(BaseModel):
+    """Export a run's adapter, to be downloaded."""
+
+    model_id: Name
+    seq_id: int | None = None
+    path: Name
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
 
 
 class LoadWeights(BaseModel):
     """Load what was saved, into a run that exists or a new one."""
 
-    path: str = Field(max_length=LONGEST)
+    path: Name
     optimizer: bool
-    model_id: str | None = Field(default=None, max_length=LONGEST)
+    model_id: Name | None = None
     seq_id: int | None = None
-    session_id: str | None = Field(default=None, max_length=LONGEST)
-    model_seq_id: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    base_model: str | None = Field(default=None, max_length=LONGEST)
+    session_id: Name | None = None
+    model_seq_id: Count | None = None
+    base_model: Name | None = None
     optimizer_config: OptimizerConfig | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
+    weights_access_token: str | None = None
 
 
 class CreateSamplingSession(BaseModel):
     """Create a sampler."""
 
-    session_id: str = Field(max_length=LONGEST)
-    sampling_session_seq_id: int = Field(ge=0)
-    base_model: str | None = Field(default=None, max_length=LONGEST)
-    model_path: str | None = Field(default=None, max_length=LONGEST)
+    session_id: Name
+    sampling_session_seq_id: Count
+    base_model: Name | None = None
+    model_path: Name | None = None
 
 
 class Chunk(BaseModel):
     """A piece of a prompt; only text is served here."""
 
-    type: str = "encoded_text"
+    type: Name = "encoded_text"
     tokens: list[int] = []
 
 
@@ -153,9 +218,11 @@ class SamplingParams(BaseModel):
 class Sample(BaseModel):
     """A sampling request."""
 
-    sampling_session_id: str | None = Field(default=None, max_length=LONGEST)
-    seq_id: int | None = None
-    num_samples: int = 1
+    sampling_session_id: Name | None = None
+    base_model: Name | None = None
+    model_path: Name | None = None
+    seq_id: int | None = Field(default=None, ge=0, le=LARGEST_SEQ)
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     prompt: Prompt
     sampling_params: SamplingParams
     prompt_logprobs: bool | None = None
@@ -164,6 +231,7 @@ class Sample(BaseModel):
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
 
     def check(self) -> None:
         """Raises: InvalidInput: naming what is asked for and not served."""
@@ -173,6 +241,7 @@ class Sample(BaseModel):
             "target_prompt_logprobs": self.target_prompt_logprobs,
             "prompt_alt_tokens_k": self.prompt_alt_tokens_k,
             "prompt_logprobs_last_n": self.prompt_logprobs_last_n,
+            "record_stability_info": self.record_stability_info,
         }
         asked = [name for name, value in wanted.items() if value]
         if asked:
@@ -184,17 +253,85 @@ class Sample(BaseModel):
 class RetrieveFuture(BaseModel):
     """Ask for a result."""
 
-    request_id: str = Field(max_length=LONGEST)
+    request_id: Name
     allow_metadata_only: bool = False
 
 
 class FinishReason(BaseModel):
-    """How a client's session ended."""
+    """Why a client's session ended."""
 
-    type: Literal["success", "errored", "interrupted"] | str = "success"
+    type: Literal["success", "errored", "interrupted"] = "success"
+
+
+class FinishSession(BaseModel):
+    """A client's session ends."""
+
+    reason: FinishReason = FinishReason()
+    detail: Words | None = None
 
 
 class WeightsInfo(BaseModel):
     """Ask what a path holds."""
 
-    tinker_path: str = Field(max_length=LONGEST)
+    tinker_path: Name
+
+
+class SetTtl(BaseModel):
+    """When a path expires, counted from now; never without a number."""
+
+    ttl_seconds: int | None = None
+
+
+class CopyWeights(BaseModel):
+    """Give what is saved a second path, in a session's run or a project's."""
+
+    source_path: Name
+    session_id: Name | None = None
+    model_seq_id: Count | None = None
+    destination_project_id: Name | None = None
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = None
+
+
+class AssignProject(BaseModel):
+    """Put a session into a project."""
+
+    project_id: Name = Field(min_length=1)
+
+
+class SearchOwner(BaseModel):
+    """Whose sessions to search."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[Name] = Field(default=[], max_length=10)
+
+
+class SearchStatus(BaseModel):
+    """A status to search for."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[Literal["success", "errored", "interrupted"]] | None = None
+
+
+class SearchCursor(BaseModel):
+    """Where the next page begins."""
+
+    last_created_at: AwareDatetime
+    last_session_id: Name
+
+    def after(self) -> tuple[datetime, str]:
+        """The last session's time and id."""
+        return self.last_created_at, self.last_session_id
+
+
+class SearchSessions(BaseModel):
+    """Search for sessions."""
+
+    session_id: Name | None = None
+    project_ids: list[Name] | None = Field(default=None, max_length=100)
+    user_metadata: dict[Name, Name] = Field(default={}, max_length=20)
+    display_name: Name | None = Field(default=None, min_length=1)
+    owner: SearchOwner = SearchOwner()
+    statuses: list[SearchStatus] | None = Field(default=None, max_length=20)
+    limit: int = Field(default=50, ge=1, le=200)
+    cursor: SearchCursor | None = None

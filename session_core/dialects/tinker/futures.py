@@ -76,6 +76,9 @@ def json_result(kind: str, result: Result) -> dict[str, Any]:
         return {"metrics": params["metrics"], "type": "optim_step"}
     if kind == op.SAVE_CHECKPOINT:
         return {"path": params["path"], "type": "save_weights"}
+    if kind == op.SAVE_WEIGHTS and params.get("external"):
+        known = {key: params[key] for key in ("path", "size_bytes")}
+        return {**known, "type": "save_weights_external"}
     if kind == op.SAVE_WEIGHTS:
         known = {key: params.get(key) for key in ("path", "sampling_session_id")}
         named = {key: value for key, value in known.items() if value is not None}

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from registry import Caller, InvalidInput, NotFound
+from registry import Caller, InvalidInput, NotFound, NotServed
 from session_core import operations as op
-from session_core.dialects.tinker import bodies, futures, rest
+from session_core.dialects.tinker import bodies, futures, rest, sessions
 from session_core.dialects.tinker.protobuf import (
     LARGEST_BODY,
     MEDIA_TYPE,
@@ -19,6 +19,7 @@ from session_core.dialects.tinker.protobuf import (
 )
 from session_core.models import LoggedOperation, SessionStatus
 from session_core.operations import Operation
+from session_core.saved import check_ttl
 from session_core.service import SessionService
 
 PREFIX = "/api/v1"
@@ -39,6 +40,7 @@ def router(service: SessionService) -> APIRouter:
     _sampling(routes, service)
     futures.add_routes(routes, service)
     rest.add_routes(routes, service)
+    sessions.add_routes(routes, service)
 
     @routes.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     async def refuse(path: str) -> Response:
@@ -88,6 +90,7 @@ def _start_up(routes: APIRouter, service: SessionService) -> None:
             tags=body.tags,
             sdk_version=body.sdk_version,
             display_name=body.display_name,
+            project_id=body.project_id,
         )
         return {"session_id": session.id, "type": "create_session"}
 
@@ -97,11 +100,6 @@ def _start_up(routes: APIRouter, service: SessionService) -> None:
         if status is not SessionStatus.ACTIVE:
             return JSONResponse({"detail": f"the session is {status.value}"}, status_code=410)
         return JSONResponse({"type": "session_heartbeat"})
-
-    @routes.post("/sessions/{session_id}/finish")
-    async def finish(caller: Caller, session_id: str) -> dict[str, str]:
-        await service.end_session(caller, session_id, SessionStatus.FINISHED)
-        return {}
 
 
 def _training(routes: APIRouter, service: SessionService) -> None:
@@ -131,6 +129,7 @@ def _training(routes: APIRouter, service: SessionService) -> None:
             "model_id": run.id,
             "model_data": data,
             "model_name": run.base_model,
+            "optimizer_config": rest.ADAM,
             "is_lora": True,
             "lora_rank": run.lora.get("rank"),
         }
@@ -159,6 +158,7 @@ def _weights(routes: APIRouter, service: SessionService) -> None:
         params = {
             "name": body.path or f"{seq:06d}",
             "overwrite": body.overwrite,
+            "ttl_seconds": check_ttl(body.ttl_seconds),
             "user_metadata": body.user_metadata or {},
         }
         operation = Operation(kind=op.SAVE_CHECKPOINT, params=params)
@@ -170,8 +170,14 @@ def _weights(routes: APIRouter, service: SessionService) -> None:
     ) -> dict[str, Any]:
         params: dict[str, Any] = {
             "name": body.path,
+            "ttl_seconds": check_ttl(body.ttl_seconds),
             "user_metadata": body.user_metadata or {},
         }
+        if body.kind != "snapshot":
+            raise NotServed(
+                f"a sampling client of kind {body.kind!r} is not served: take a snapshot, which "
+                "every save_weights_and_get_sampling_client makes by default"
+            )
         if body.path is None:
             if body.sampling_session_seq_id is None:
                 raise InvalidInput("a save without a name needs a sampling_session_seq_id")
@@ -180,8 +186,25 @@ def _weights(routes: APIRouter, service: SessionService) -> None:
         row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
         return submitted(row)
 
+    @routes.post("/save_weights_external")
+    async def save_external(caller: Caller, body: bodies.SaveWeightsExternal) -> dict[str, Any]:
+        if body.age_encryption_recipients:
+            raise NotServed(
+                "age_encryption_recipients is not served: export without, and encrypt the files "
+                "where they were downloaded to"
+            )
+        params = {
+            "name": body.path,
+            "external": True,
+            "ttl_seconds": check_ttl(body.ttl_seconds),
+        }
+        operation = Operation(kind=op.SAVE_WEIGHTS, params=params)
+        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
+        return submitted(row)
+
     @routes.post("/load_weights")
     async def load_weights(caller: Caller, body: bodies.LoadWeights) -> dict[str, Any]:
+        rest.refuse_token(body.weights_access_token)
         if body.optimizer_config is not None:
             _adam_only(body.optimizer_config)
         if body.base_model is not None:
