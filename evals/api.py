@@ -13,6 +13,9 @@ from registry.auth import Caller
 from registry.jobs import JobView
 from registry.views import GateRunView, SuiteView
 
+# A suite brings all its items at once.
+LARGER = {"/slipway/v1/suites": 64 * 2**20}
+
 
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -1,13 +1,22 @@
 """The system of record: packages, versions, lineage, aliases, evidence, artifacts, tenants."""
 
 from registry.aliases import ANYWHERE, Aliases
-from registry.auth import Admin, AuthMiddleware, Caller, install_error_handlers, key_of, principal
+from registry.auth import (
+    LINKS,
+    Admin,
+    AuthMiddleware,
+    Caller,
+    install_error_handlers,
+    key_of,
+    principal,
+)
 from registry.database import Database
 from registry.errors import (
     Conflict,
     Corrupt,
     Forbidden,
     InvalidInput,
+    LinkExpired,
     NotFound,
     NotServed,
     PolicyUnmet,
@@ -19,8 +28,10 @@ from registry.errors import (
 from registry.evidence import Evidence, NewGate, NewRun
 from registry.files import Files
 from registry.jobs import JobHandle, Jobs, JobView
+from registry.limits import LimitMiddleware
 from registry.models import Kind, Origin, Role
 from registry.registry import Registry, random_id, utc_now
+from registry.signing import Signer
 from registry.store import Manifest, ManifestFile, Store, canonical, hash_file, manifest_of
 from registry.tenants import Principal, Tenants, key_hash
 from registry.usage import Usage
@@ -42,6 +53,7 @@ from registry.views import (
 
 __all__ = [
     "ANYWHERE",
+    "LINKS",
     "Admin",
     "AliasMoveView",
     "AliasView",
@@ -63,7 +75,9 @@ __all__ = [
     "Jobs",
     "KeyView",
     "Kind",
+    "LimitMiddleware",
     "LineageView",
+    "LinkExpired",
     "Manifest",
     "ManifestFile",
     "NewGate",
@@ -77,6 +91,7 @@ __all__ = [
     "Principal",
     "Registry",
     "Role",
+    "Signer",
     "SlipwayError",
     "StorageFull",
     "Store",

@@ -4,6 +4,7 @@
     ├── InvalidInput      400  the request itself is wrong
     ├── NotServed         400  it could be asked of another server, and is not done here
     ├── Unauthorized      401  no key, or one that is not known
+    ├── LinkExpired       403  a signed link whose time is over
     ├── Forbidden         403  the key is known, but not for this
     ├── NotFound          404  no such thing, or it belongs to another tenant
     ├── PolicyUnmet       412  an alias demands what the version does not have
@@ -56,6 +57,13 @@ class Forbidden(SlipwayError):
 
     status = 403
     code = "forbidden"
+
+
+class LinkExpired(SlipwayError):
+    """A signed link was good, and its time is over."""
+
+    status = 403
+    code = "link_expired"
 
 
 class NotFound(SlipwayError):

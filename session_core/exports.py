@@ -16,7 +16,7 @@ from session_core import operations as op
 from session_core.models import LoggedOperation, TrainingRun
 from session_core.operations import Operation, Result
 from session_core.paths import EXTERNAL_WEIGHTS, TinkerPath, check_name, folder_name
-from session_core.saved import SavedPaths
+from session_core.saved import Saved, SavedPaths
 
 Execute = Callable[[Operation], Awaitable[Result]]
 
@@ -73,6 +73,11 @@ class Exports:
             ttl_seconds=params.get("ttl_seconds"),
         )
         return Result(params={"path": str(path), "size_bytes": size, "external": True})
+
+    def files_of(self, saved: Saved) -> dict[str, Path]:
+        """An export's files by name; none once they are dropped."""
+        assert saved.folder is not None
+        return {file.name: file for file in sorted((self._home / saved.folder).glob("*"))}
 
     def expire(self) -> int:
         """Drop the files of exports that have expired, and note what else has; how many went."""

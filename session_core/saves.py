@@ -32,7 +32,7 @@ from session_core.paths import (
     folder_name,
     sampler_id_of,
 )
-from session_core.saved import SavedPaths
+from session_core.saved import Saved, SavedPaths
 
 GROUP_KEY = "model_package_group"
 DEFAULT_GROUP = "default"
@@ -222,6 +222,14 @@ class Saver:
                 "save_weights_for_sampler saved"
             )
         return self._registry.versions.by_id(saved.version_id)
+
+    def files_of(self, saved: Saved) -> dict[str, Path]:
+        """The files of what a path names, by their path within it."""
+        if saved.version_id is None:
+            return self.exports.files_of(saved)
+        version = self._registry.versions.by_id(saved.version_id)
+        folder = self._registry.store.path(version.digest)
+        return {file.path: folder / file.path for file in version.files}
 
     def loadable(self, tenant_id: str, path: str, *, optimizer: bool) -> VersionView:
         """The version to train on from; see `version_of`.

@@ -16,7 +16,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from registry import InvalidInput, NotFound, Principal, Registry, SlipwayError, VersionView
+from registry import (
+    InvalidInput,
+    NotFound,
+    Principal,
+    Registry,
+    Signer,
+    SlipwayError,
+    VersionView,
+)
 from session_core import operations as op
 from session_core.lines import Limits, Line
 from session_core.listing import Listing
@@ -102,6 +110,7 @@ class SessionService:
             usage=registry.usage,
             new_id=registry.new_id,
         )
+        self.signer = Signer(home / "signing.key", registry.clock)
         self._home = home
         self._limits = limits or Limits()
         self._idle = idle

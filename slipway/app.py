@@ -15,7 +15,7 @@ import serving.api
 import session_core.api
 from evals import EvalService
 from merge import MergeService
-from registry import AuthMiddleware, Jobs, Registry, install_error_handlers
+from registry import AuthMiddleware, Jobs, LimitMiddleware, Registry, install_error_handlers
 from serving import Endpoints, GatewayProcess, Replicas
 from session_core import SessionService
 from session_core.dialects import tinker
@@ -68,10 +68,13 @@ def create_app(services: Services) -> FastAPI:
         tinker.router(services.sessions),
     ):
         app.include_router(router)
+    # The one that was added last is asked first.
+    app.add_middleware(LimitMiddleware, larger={**tinker.LARGER, **evals.api.LARGER})
     app.add_middleware(
         AuthMiddleware,
         authenticate=services.registry.tenants.authenticate,
         public=PUBLIC,
+        links=services.sessions.signer.claim,
     )
     install_error_handlers(app)
     return app

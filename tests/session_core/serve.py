@@ -18,7 +18,14 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from registry import AuthMiddleware, Files, Registry, install_error_handlers, utc_now
+from registry import (
+    AuthMiddleware,
+    Files,
+    LimitMiddleware,
+    Registry,
+    install_error_handlers,
+    utc_now,
+)
 from session_core import Limits, SessionService
 from session_core.dialects import tinker
 
@@ -72,10 +79,12 @@ def main() -> None:
 
     app = FastAPI(lifespan=lifespan)
     app.include_router(tinker.router(service))
+    app.add_middleware(LimitMiddleware, larger=tinker.LARGER)
     app.add_middleware(
         AuthMiddleware,
         authenticate=registry.tenants.authenticate,
         public=frozenset({"/api/v1/healthz"}),
+        links=service.signer.claim,
     )
     install_error_handlers(app)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 
 import httpx
 import pytest
 from starlette.routing import Route
 
+from registry import LINKS, Signer, utc_now
 from slipway.app import PUBLIC, create_app
 from slipway.home import Home
 from slipway.server import Listen, prepare
@@ -68,11 +70,36 @@ def test_every_other_route_gives_the_same_401_without_a_key_and_with_a_wrong_one
             if method != "HEAD":
                 answers.add(answer.content)
         checked += 1
-    assert checked > 60
+    assert checked > 80
     # One answer to all, also to what does not exist: it tells nothing.
     answers.add(ask(app, "GET", "/nowhere", {}).content)
     assert len(answers) == 1
     assert set(json.loads(answers.pop())["error"]) == {"code", "message"}
+
+
+def test_a_link_s_route_is_open_to_a_signed_link_and_to_no_key(app, home):
+    key = {"X-API-Key": home.key()}
+    below = [(method, path) for method, path in routes(app) if path.startswith(LINKS)]
+    assert below == [("GET", f"{LINKS}{{token}}/{{file:path}}")]
+    denied = ask(app, "GET", "/nowhere", {})
+    for path in (f"{LINKS}token/file", f"{LINKS}a.b/file", LINKS, f"{LINKS}%2e%2e/training_runs"):
+        for headers in ({}, key):
+            answer = ask(app, "GET", path, headers)
+            assert (answer.status_code, answer.content) == (401, denied.content), path
+
+    signer = Signer(home.sessions / "signing.key", utc_now)
+    claim = {"tenant": "t", "path": "tinker://r/weights/n", "file": "f", "content": "c"}
+    token, _ = signer.sign(claim, lives=timedelta(minutes=1))
+    # Let in, and then there is nothing there.
+    assert ask(app, "GET", f"{LINKS}{token}/f", {}).status_code == 404
+    for method in ("POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"):
+        assert ask(app, method, f"{LINKS}{token}/f", {}).status_code == 401, method
+    # It opens nothing else.
+    for path in ("/api/v1/checkpoints", f"/api/v1/download{token}/f", f"/{token}"):
+        assert ask(app, "GET", path, {"X-API-Key": token}).status_code == 401, path
+    late, _ = signer.sign(claim, lives=timedelta(seconds=-1))
+    expired = ask(app, "GET", f"{LINKS}{late}/f", {})
+    assert (expired.status_code, "expired" in expired.text) == (403, True)
 
 
 def test_a_path_that_looks_public_is_not(app):

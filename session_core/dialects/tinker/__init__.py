@@ -1,5 +1,5 @@
 """The wire of the ``tinker`` SDK (0.38), served under ``/api/v1``."""
 
-from session_core.dialects.tinker.routes import router
+from session_core.dialects.tinker.routes import LARGER, router
 
-__all__ = ["router"]
+__all__ = ["LARGER", "router"]

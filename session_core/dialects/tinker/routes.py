@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from registry import Caller, InvalidInput, NotFound, NotServed
 from session_core import operations as op
-from session_core.dialects.tinker import bodies, futures, rest, sessions
+from session_core.dialects.tinker import bodies, downloads, futures, rest, sessions
 from session_core.dialects.tinker.protobuf import (
     LARGEST_BODY,
     MEDIA_TYPE,
@@ -23,6 +23,8 @@ from session_core.saved import check_ttl
 from session_core.service import SessionService
 
 PREFIX = "/api/v1"
+# Routes whose bodies may be larger than others'.
+LARGER = {f"{PREFIX}/forward_backward": LARGEST_BODY}
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
     "use_pyqwest_transport": False,
@@ -40,6 +42,7 @@ def router(service: SessionService) -> APIRouter:
     _sampling(routes, service)
     futures.add_routes(routes, service)
     rest.add_routes(routes, service)
+    downloads.add_routes(routes, service)
     sessions.add_routes(routes, service)
 
     @routes.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
@@ -138,7 +141,7 @@ def _training(routes: APIRouter, service: SessionService) -> None:
     async def forward_backward(caller: Caller, request: Request) -> dict[str, Any]:
         if request.headers.get("content-type", "").split(";")[0] != MEDIA_TYPE:
             raise InvalidInput(f"forward_backward is sent as {MEDIA_TYPE}: update the tinker SDK")
-        body = await _body(request)
+        body = await request.body()
         encoding = request.headers.get("content-encoding")
         raw = await to_thread(decompress, body, encoding)
         run_id, seq, operation = await to_thread(parse_forward_backward, raw)
@@ -267,17 +270,6 @@ def _sampling(routes: APIRouter, service: SessionService) -> None:
         sample = await service.sample(caller, body.sampling_session_id, operation, seq=body.seq_id)
         ids = [f"{sample.id}:{number}" for number in range(sample.num_samples)]
         return {"request_id": sample.id, "sample_sequence_ids": ids}
-
-
-async def _body(request: Request) -> bytes:
-    """A request's body, given up once it is too long."""
-    pieces, length = [], 0
-    async for piece in request.stream():
-        length += len(piece)
-        if length > LARGEST_BODY:
-            raise InvalidInput(f"the body is larger than {LARGEST_BODY} bytes: send less at once")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _seq(seq: int | None) -> int:

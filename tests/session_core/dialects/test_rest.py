@@ -80,6 +80,8 @@ def test_a_checkpoint_expires_when_it_was_told_to(server, rest, run_of):
         for gone in (state, weights):
             with pytest.raises(tinker.NotFoundError, match="expired at"):
                 service.create_sampling_client(model_path=gone).result()
+        with pytest.raises(tinker.NotFoundError, match="expired at"):
+            rest.get_external_weights_urls(export).result()
         for seconds in (HOUR - 1, 0, -5, 11 * 365 * 24 * HOUR):
             with pytest.raises(tinker.BadRequestError, match="out of bounds"):
                 rest.set_checkpoint_ttl_from_tinker_path(kept, seconds).result()
