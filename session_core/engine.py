@@ -22,6 +22,7 @@ from registry.files import Files
 from session_core import operations as op
 from session_core import snapshots, training_data
 from session_core.datums import Datums, read_datums
+from session_core.hints import LORAPLUS_KEY, check_lr_ratio
 from session_core.lora import Adapters, LoraSpec, check_tensors
 from session_core.losses import loss_named
 from session_core.model import Base
@@ -52,12 +53,14 @@ class Run:
             tokens_trained=self.tokens_trained,
             last_loss=self.last_loss,
             adam=self.adam.describe() if self.adam else None,
+            loraplus_lr_ratio=self.optimizer.lr_ratio,
         )
 
     def describe(self) -> dict[str, Any]:
         """What results say of the run."""
         return {
             **self.spec.describe(),
+            LORAPLUS_KEY: self.optimizer.lr_ratio,
             "step": self.optimizer.steps,
             "tokens_trained": self.tokens_trained,
             "last_loss": self.last_loss,
@@ -115,13 +118,14 @@ class Engine:
         if run_id in self._runs:
             raise InvalidInput(f"Run {run_id} exists already.")
         params = {key: value for key, value in operation.params.items() if value is not None}
+        lr_ratio = check_lr_ratio(params.pop(LORAPLUS_KEY, 1.0))
         unknown = sorted(set(params) - {*LoraSpec.__dataclass_fields__})
         if unknown or "rank" not in params:
             raise InvalidInput(f"create_run needs a rank, and knows no {unknown or 'more'}.")
         spec = LoraSpec(**params)
         slot = self._new_slot()
         self.adapters.add(slot, spec)
-        self._runs[run_id] = self._new_run(slot, spec)
+        self._runs[run_id] = self._new_run(slot, spec, lr_ratio)
         return Result(params=self._runs[run_id].describe())
 
     def _load_run(self, run_id: str, operation: Operation) -> Result:
@@ -134,9 +138,14 @@ class Engine:
                 "without the optimizer, or name a checkpoint saved with save_state."
             )
         if not with_optimizer:
-            saved = replace(
-                saved, optimizer=None, state=snapshots.TrainerState(seed=saved.state.seed)
+            state = snapshots.TrainerState(
+                seed=saved.state.seed, loraplus_lr_ratio=saved.state.loraplus_lr_ratio
             )
+            saved = replace(saved, optimizer=None, state=state)
+        if params.get(LORAPLUS_KEY) is not None:
+            # Asked for by the run that loads; otherwise what was saved decides.
+            lr_ratio = check_lr_ratio(params[LORAPLUS_KEY])
+            saved = replace(saved, state=replace(saved.state, loraplus_lr_ratio=lr_ratio))
         run = self._read_run(replace(saved, gradients=None), expected=params)
         self._replace_run(run_id, run)
         return Result(params=run.describe())
@@ -158,7 +167,7 @@ class Engine:
         slot = self._new_slot()
         self.adapters.load(slot, spec, saved.adapter)
         try:
-            run = self._new_run(slot, spec)
+            run = self._new_run(slot, spec, saved.state.loraplus_lr_ratio)
             if saved.optimizer is not None:
                 run.optimizer.load(saved.optimizer, saved.state.step)
             if saved.gradients is not None:
@@ -192,8 +201,9 @@ class Engine:
             self.adapters.remove(run.slot)
         return Result()
 
-    def _new_run(self, slot: str, spec: LoraSpec) -> Run:
-        return Run(slot=slot, spec=spec, optimizer=Adam(self.adapters.parameters(slot)))
+    def _new_run(self, slot: str, spec: LoraSpec, lr_ratio: float) -> Run:
+        optimizer = Adam(self.adapters.parameters(slot), lr_ratio=lr_ratio)
+        return Run(slot=slot, spec=spec, optimizer=optimizer)
 
     def _new_slot(self) -> str:
         self._slots += 1

@@ -8,9 +8,11 @@ numbers and JSON is ever read back.
 Operation kinds, their ``params`` and the result's:
 
     create_run         rank, seed=0, alpha=32, train_attn=True, train_mlp=True,
-                       train_unembed=True                   -> rank, alpha, seed, train_*
+                       train_unembed=True,                  -> rank, alpha, seed, train_*,
+                       loraplus_lr_ratio=1                     loraplus_lr_ratio
     load_run           folder, optimizer: bool, and optionally rank, alpha, train_* to be
-                       checked against the package          -> rank, alpha, seed, train_*, step
+                       checked against the package, and     -> rank, alpha, seed, train_*,
+                       loraplus_lr_ratio instead of its own    loraplus_lr_ratio, step
     forward            loss_fn, loss_fn_config={}; datums   -> metrics; logprobs
     forward_backward   the same                             -> metrics; logprobs
     optim_step         learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12,

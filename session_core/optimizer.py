@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from registry.errors import Corrupt, InvalidInput
+from session_core.hints import check_lr_ratio
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -55,11 +56,19 @@ class AdamParams:
 
 
 class Adam:
-    """torch's AdamW over one adapter's named parameters, with a state that can be saved."""
+    """torch's AdamW over one adapter's named parameters, with a state that can be saved.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    `lr_ratio` is LoRA+'s: the learning rate of the B matrices over that of all else.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, lr_ratio: float = 1.0) -> None:
+        self.lr_ratio = check_lr_ratio(lr_ratio)
         self._parameters = dict(parameters)
-        self._adam = torch.optim.AdamW(list(self._parameters.values()), foreach=False)
+        groups = [
+            {"params": [p for name, p in parameters.items() if (".lora_B." in name) == outer]}
+            for outer in (False, True)
+        ]
+        self._adam = torch.optim.AdamW(groups, foreach=False)
         self.steps = 0
 
     def step(self, gradients: Mapping[str, torch.Tensor], params: AdamParams) -> float:
@@ -78,8 +87,9 @@ class Adam:
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
         if params.grad_clip_norm > 0:
             nn.utils.clip_grad_norm_(list(self._parameters.values()), params.grad_clip_norm)
-        for group in self._adam.param_groups:
-            group["lr"] = params.learning_rate
+        ratios = (1.0, self.lr_ratio)
+        for group, ratio in zip(self._adam.param_groups, ratios, strict=True):
+            group["lr"] = params.learning_rate * ratio
             group["betas"] = (params.beta1, params.beta2)
             group["eps"] = params.eps
             group["weight_decay"] = params.weight_decay

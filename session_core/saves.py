@@ -21,6 +21,7 @@ from registry import (
 from registry.versions import check_group_name
 from session_core import operations as op
 from session_core.exports import Execute, Exports, fresh_folder
+from session_core.hints import LORAPLUS_KEY
 from session_core.log import OperationLog
 from session_core.models import LoggedOperation, Sampler, TrainingRun, TrainingSession
 from session_core.operations import Operation, Result
@@ -167,6 +168,7 @@ class Saver:
             "loss": written.get("last_loss"),
             "tokens": written.get("tokens_trained"),
             "seed": written.get("seed"),
+            LORAPLUS_KEY: written.get(LORAPLUS_KEY),
             "sdk_version": session.sdk_version,
             "tinker_path": str(path),
         }

@@ -26,6 +26,7 @@ from registry import (
     VersionView,
 )
 from session_core import operations as op
+from session_core.hints import LORAPLUS_KEY, lr_ratio_of
 from session_core.lines import Limits, Line
 from session_core.listing import Listing
 from session_core.log import OperationLog
@@ -235,7 +236,10 @@ class SessionService:
             InvalidInput: if it has ended, or the base model is not served.
         """
         self.base.check(base_model)
-        operation = Operation(kind=op.CREATE_RUN, params=dict(lora))
+        operation = Operation(
+            kind=op.CREATE_RUN,
+            params={**lora, LORAPLUS_KEY: lr_ratio_of(user_metadata)},
+        )
         return await self._begin(caller, session_id, number, operation, user_metadata)
 
     async def load_run(
@@ -253,7 +257,11 @@ class SessionService:
         Raises: as `create_run`, and as `Saver.loadable`.
         """
         version = await to_thread(self.saver.loadable, caller.tenant_id, path, optimizer=optimizer)
-        params = {"version_id": version.id, "optimizer": optimizer}
+        params = {
+            "version_id": version.id,
+            "optimizer": optimizer,
+            LORAPLUS_KEY: lr_ratio_of(user_metadata),
+        }
         operation = Operation(kind=op.LOAD_RUN, params=params)
         return await self._begin(caller, session_id, number, operation, user_metadata)
 
@@ -308,7 +316,12 @@ class SessionService:
         version = await to_thread(self.saver.loadable, caller.tenant_id, path, optimizer=optimizer)
         run = await to_thread(self.operations.run, caller.tenant_id, run_id)
         expected = {k: v for k, v in run.lora.items() if k != "seed"}
-        params = {**expected, "version_id": version.id, "optimizer": optimizer}
+        params = {
+            **expected,
+            "version_id": version.id,
+            "optimizer": optimizer,
+            LORAPLUS_KEY: lr_ratio_of(run.user_metadata),
+        }
         return await self.submit(caller, run_id, seq, Operation(kind=op.LOAD_RUN, params=params))
 
     async def _active(self, caller: Principal, session_id: str) -> TrainingSession:

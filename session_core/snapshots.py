@@ -43,7 +43,8 @@ Tensors = Mapping[str, torch.Tensor]
 class TrainerState:
     """What a run knows of itself beside its tensors.
 
-    `last_loss` is the mean over weighted tokens of the last forward_backward, None before.
+    `last_loss` is the mean over weighted tokens of the last forward_backward, None before;
+    `loraplus_lr_ratio` the learning rate of the B matrices over that of A.
     """
 
     step: int = 0
@@ -51,6 +52,7 @@ class TrainerState:
     tokens_trained: int = 0
     last_loss: float | None = None
     adam: Mapping[str, float] | None = None
+    loraplus_lr_ratio: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,55 @@ def test_training_equals_a_bare_peft_loop(
     for name, tensor in weights(engine).items():
         theirs = reference.names[name.replace(".weight", ".default.weight")].detach()
         np.testing.assert_allclose(tensor.numpy(), theirs.numpy(), rtol=2e-3, atol=2e-4)
+
+
+def test_a_lora_plus_ratio_is_kept_over_save_and_resume_to_the_last_bit(
+    engine: Engine, tmp_path: Path, datums: Make
+) -> None:
+    def steps(run: str, first: int, last: int) -> None:
+        for turn in range(first, last):
+            train(engine, run, datums(seed=turn))
+            step(engine, run)
+
+    create(engine, "whole", loraplus_lr_ratio=16.0)
+    create(engine, "plain")
+    steps("whole", 0, 2)
+    steps("plain", 0, 2)
+    for kind in ("save_checkpoint", "snapshot"):
+        (tmp_path / kind).mkdir()
+        params = {"folder": str(tmp_path / kind), "base_model": "org/tiny"}
+        described = engine.execute("whole", Operation(kind=kind, params=params)).params
+        assert described["loraplus_lr_ratio"] == 16.0
+    state = json.loads((tmp_path / "save_checkpoint" / "trainer_state.json").read_text())
+    assert state["loraplus_lr_ratio"] == 16.0
+    loads = {
+        "resumed": ("load_run", "save_checkpoint", {"optimizer": True}),
+        "restored": ("restore", "snapshot", {}),
+        "cold": ("load_run", "save_checkpoint", {"optimizer": False}),
+        "own": ("load_run", "save_checkpoint", {"optimizer": True, "loraplus_lr_ratio": 2.0}),
+    }
+    ratios = {}
+    for run, (kind, folder, more) in loads.items():
+        operation = Operation(kind=kind, params={"folder": str(tmp_path / folder), **more})
+        ratios[run] = engine.execute(run, operation).params["loraplus_lr_ratio"]
+    assert ratios == {"resumed": 16.0, "restored": 16.0, "cold": 16.0, "own": 2.0}
+    for run in ("whole", "plain", *loads):
+        steps(run, 2, 4)
+    same = {
+        run: all(
+            torch.equal(t, weights(engine, run)[n]) for n, t in weights(engine, "whole").items()
+        )
+        for run in ("plain", *loads)
+    }
+    assert same == {
+        "plain": False,
+        "resumed": True,
+        "restored": True,
+        "cold": False,
+        "own": False,
+    }
+    with pytest.raises(InvalidInput, match="loraplus_lr_ratio"):
+        create(engine, "bad", loraplus_lr_ratio=-1.0)
 
 
 def test_training_lowers_the_loss(engine: Engine, datums: Make) -> None:

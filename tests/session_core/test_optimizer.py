@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.optimizers import create_loraplus_optimizer
 from torch import nn
 
 from registry.errors import Corrupt, InvalidInput
@@ -139,3 +141,50 @@ def test_defaults_are_those_of_the_wire() -> None:
 def test_wrong_parameters_are_refused(raw: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         AdamParams.read(raw)
+
+
+@pytest.mark.parametrize("ratio", [16.0, 0.25])
+def test_lora_plus_is_pefts_own_to_the_last_bit(ratio: float) -> None:
+    def made() -> PeftModel:
+        torch.manual_seed(3)
+        layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+        return get_peft_model(
+            layers, LoraConfig(r=2, target_modules=["0", "1"], init_lora_weights=False)
+        )
+
+    mine, theirs = made(), made()
+    named = {name: p for name, p in mine.named_parameters() if p.requires_grad}
+    adam = Adam(named, lr_ratio=ratio)
+    reference = create_loraplus_optimizer(
+        theirs,
+        torch.optim.AdamW,
+        lr=0.03,
+        loraplus_lr_ratio=ratio,
+        loraplus_weight_decay=0.1,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    start = {name: p.detach().clone() for name, p in named.items()}
+    generator = torch.Generator().manual_seed(8)
+    for _ in range(4):
+        step = {name: torch.randn(p.shape, generator=generator) for name, p in named.items()}
+        for name, p in theirs.named_parameters():
+            p.grad = step.get(name, torch.zeros(0)).clone() if p.requires_grad else None
+        adam.step(step, AdamParams(learning_rate=0.03, weight_decay=0.1, eps=1e-8))
+        reference.step()
+    for name, p in theirs.named_parameters():
+        if p.requires_grad:
+            assert torch.equal(named[name], p), name
+            assert not torch.equal(named[name], start[name])
+
+
+def test_lora_plus_moves_b_alone_faster() -> None:
+    def after(ratio: float) -> dict[str, torch.Tensor]:
+        named = {f"x.lora_{side}.weight": nn.Parameter(torch.zeros(3)) for side in "AB"}
+        gradient = {name: torch.ones(3) for name in named}
+        Adam(named, lr_ratio=ratio).step(gradient, AdamParams(learning_rate=0.01))
+        return {name: p.detach() for name, p in named.items()}
+
+    plain, plus = after(1.0), after(8.0)
+    assert torch.equal(plain["x.lora_A.weight"], plus["x.lora_A.weight"])
+    torch.testing.assert_close(plus["x.lora_B.weight"], plain["x.lora_B.weight"] * 8)
