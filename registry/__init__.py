@@ -29,12 +29,12 @@ from registry.evidence import Evidence, NewGate, NewRun
 from registry.files import Files
 from registry.jobs import JobHandle, Jobs, JobView
 from registry.limits import LimitMiddleware
-from registry.models import Kind, Origin, Role
+from registry.models import Kind, Origin, Role, UsageKind
 from registry.registry import Registry, random_id, utc_now
 from registry.signing import Signer
 from registry.store import Manifest, ManifestFile, Store, canonical, hash_file, manifest_of
 from registry.tenants import Principal, Tenants, key_hash
-from registry.usage import Usage
+from registry.usage import Entry, Usage
 from registry.versions import NewVersion, Versions
 from registry.views import (
     AliasMoveView,
@@ -63,6 +63,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Database",
+    "Entry",
     "EvalRunView",
     "Evidence",
     "Files",
@@ -101,6 +102,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Usage",
+    "UsageKind",
     "UsageView",
     "VersionView",
     "Versions",

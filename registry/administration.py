@@ -1,6 +1,9 @@
-"""Routes about who uses the server: tenants, their keys, and what they used."""
+"""Routes about who uses the server: tenants, their keys, what they used, and prices."""
 
 from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -8,9 +11,10 @@ from pydantic import BaseModel
 from registry.auth import ADMIN_ONLY, Admin, Caller
 from registry.bodies import Body
 from registry.errors import Forbidden
-from registry.models import Role
+from registry.models import Role, UsageKind
 from registry.registry import Registry
-from registry.views import KeyView, TenantView, UsageView
+from registry.usage import Grouping
+from registry.views import KeyView, PriceView, TenantView, UsageView
 
 
 class CreateTenant(Body):
@@ -24,6 +28,16 @@ class CreateKey(Body):
 
     name: str
     role: Role = Role.MEMBER
+
+
+class SetPrice(Body):
+    """What a million tokens cost from now on."""
+
+    kind: UsageKind
+    per_million: Decimal | None
+    """Null takes the price away."""
+    base_model: str | None = None
+    """Null: every model that has no price of its own."""
 
 
 class CreatedKey(BaseModel):
@@ -67,5 +81,18 @@ def add_routes(routes: APIRouter, registry: Registry) -> None:
         return tenants.revoke(tenants.reached(caller, tenant), key_id, by=caller.role)
 
     @routes.get("/usage")
-    def show_usage(caller: Caller) -> list[UsageView]:
-        return registry.usage.totals(caller.tenant_id)
+    def show_usage(
+        caller: Caller,
+        by: Grouping = "kind",
+        since: date | None = None,
+        tenant: str | None = None,
+    ) -> list[UsageView]:
+        return registry.usage.totals(tenants.reached(caller, tenant), by=by, since=since)
+
+    @routes.get("/prices")
+    def list_prices(_: Caller) -> list[PriceView]:
+        return registry.prices.list()
+
+    @routes.put("/prices")
+    def set_price(_: Admin, body: SetPrice) -> PriceView:
+        return registry.prices.set(body.kind, body.per_million, base_model=body.base_model)

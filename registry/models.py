@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Column, DateTime, TypeDecorator, UniqueConstraint
+from sqlalchemy import JSON, Column, DateTime, Index, TypeDecorator, UniqueConstraint
 from sqlalchemy.engine import Dialect
 from sqlmodel import Field, SQLModel
 
@@ -71,6 +71,14 @@ class Role(StrEnum):
     MEMBER = "member"  # what belongs to its own tenant
 
 
+class UsageKind(StrEnum):
+    """What tokens were used for."""
+
+    TRAIN = "train"
+    PREFILL = "prefill"  # read without learning from them: prompts, and forward passes
+    SAMPLE = "sample"
+
+
 class Tenant(SQLModel, table=True):
     """Who owns groups, sessions and keys."""
 
@@ -101,15 +109,30 @@ class UsageRecord(SQLModel, table=True):
     """Tokens of one operation. ``operation`` is unique, so a replay bills nothing twice."""
 
     __tablename__ = "usage_record"
+    __table_args__ = (Index("ix_usage_record_tenant_id_day", "tenant_id", "day"),)
 
     id: int | None = Field(default=None, primary_key=True)
-    tenant_id: str = Field(foreign_key="tenant.id", index=True)
+    tenant_id: str = Field(foreign_key="tenant.id")
     key_id: str | None = Field(default=None, foreign_key="api_key.id")
     operation: str = Field(unique=True)
-    kind: str  # "train", "prefill" or "sample"
+    kind: str  # a `UsageKind`
     session_id: str | None = Field(default=None, index=True)
+    base_model: str | None = None
     tokens: int
+    price: str | None = None  # of a million tokens, a decimal, as it was at the time
+    day: str  # in UTC, "2026-01-31"
     created_at: datetime = Field(sa_column=utc_column())
+
+
+class TokenPrice(SQLModel, table=True):
+    """What a million tokens of a kind cost from now on; no base model is every one."""
+
+    __tablename__ = "token_price"
+
+    kind: str = Field(primary_key=True)
+    base_model: str = Field(default="", primary_key=True)
+    per_million: str | None = None  # a decimal
+    set_at: datetime = Field(sa_column=utc_column())
 
 
 class Group(SQLModel, table=True):

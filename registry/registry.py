@@ -12,6 +12,7 @@ from registry.aliases import Aliases
 from registry.database import Database
 from registry.evidence import Evidence
 from registry.files import Files
+from registry.prices import Prices
 from registry.store import Store
 from registry.tenants import Tenants
 from registry.usage import Usage
@@ -39,6 +40,7 @@ class Registry:
     evidence: Evidence
     tenants: Tenants
     usage: Usage
+    prices: Prices
     clock: Callable[[], datetime]
     new_id: Callable[[], str]
 
@@ -64,6 +66,7 @@ class Registry:
             evidence=Evidence(db, store, clock, new_id),
             tenants=Tenants(db, clock, new_id),
             usage=Usage(db, clock),
+            prices=Prices(db, clock),
             clock=clock,
             new_id=new_id,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from registry.models import Kind, Origin, Role
+from registry.models import Kind, Origin, Role, UsageKind
 
 Item = TypeVar("Item")
 
@@ -122,11 +123,38 @@ class KeyView(View):
 
 
 class UsageView(View):
-    """Tokens of one kind of use."""
+    """Tokens of one kind of use, in one group."""
 
-    kind: str
+    group: str | None
+    """The kind, the day, or the id of the session or key; None where there was none."""
+    name: str | None = None
+    """The key's, where the group is a key."""
+    kind: UsageKind
     tokens: int
     operations: int
+    cost: Decimal | None
+    """By the prices of the time; None if there was none for any of it."""
+
+    def plus(self, other: UsageView) -> UsageView:
+        """The sum of two rows of one group and kind."""
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return self.model_copy(
+            update={
+                "tokens": self.tokens + other.tokens,
+                "operations": self.operations + other.operations,
+                "cost": sum(costs, Decimal(0)) if costs else None,
+            }
+        )
+
+
+class PriceView(View):
+    """What a million tokens cost."""
+
+    kind: UsageKind
+    base_model: str | None
+    """None: every model that has no price of its own."""
+    per_million: Decimal | None
+    set_at: datetime
 
 
 class SuiteView(View):

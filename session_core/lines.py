@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry import InvalidInput, NotFound, SlipwayError, Usage
+from sqlmodel import Session
+
+from registry import Entry, InvalidInput, NotFound, SlipwayError, Usage, UsageKind
 from session_core import operations as op
 from session_core.log import OperationLog
 from session_core.models import LoggedOperation
@@ -174,8 +176,8 @@ class Line:
                 message = "the server failed; its log says how"
                 await to_thread(self._operations.fail, row.id, message, "server")
             else:
-                await to_thread(self._meter, row, result)
-                await to_thread(self._operations.finish, row.id, encode(result))
+                bill = self._bill(row, result)
+                await to_thread(self._operations.finish, row.id, encode(result), also=bill)
                 self._settled(row.id)
                 await self._maybe_snapshot(row)
                 return
@@ -238,17 +240,20 @@ class Line:
         self._failed_loads = 0
         self._loaded_in = epoch
 
-    def _meter(self, row: LoggedOperation, result: Result) -> None:
+    def _bill(self, row: LoggedOperation, result: Result) -> Callable[[Session], object] | None:
+        """What enters an operation into the ledger as its result is stored, never before."""
         if row.kind not in TRAINING:
-            return
-        self._usage.record(
+            return None
+        entry = Entry(
             tenant_id=row.tenant_id,
             key_id=row.key_id,
             operation=row.id,
-            kind="train" if row.kind == op.FORWARD_BACKWARD else "prefill",
+            kind=UsageKind.TRAIN if row.kind == op.FORWARD_BACKWARD else UsageKind.PREFILL,
             session_id=self.run_id.partition(":")[0],
+            base_model=self._saver.base_model,
             tokens=int(result.params["metrics"]["tokens:sum"]),
         )
+        return lambda session: self._usage.enter(session, entry)
 
     async def _maybe_snapshot(self, row: LoggedOperation) -> None:
         """Write a snapshot once enough steps have passed; the log can do without it."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import col, func, select
+from sqlmodel import Session, col, func, select
 
 from registry import Database, InvalidInput, NotFound
 from session_core.models import (
@@ -232,21 +232,32 @@ class OperationLog:
             )
             return session.exec(statement.order_by(col(LoggedOperation.seq))).all()
 
-    def finish(self, request_id: str, result: bytes) -> None:
-        """Store an operation's result."""
-        self._settle(request_id, status=OperationStatus.DONE, result=result)
+    def finish(
+        self,
+        request_id: str,
+        result: bytes,
+        *,
+        also: Callable[[Session], object] | None = None,
+    ) -> None:
+        """Store an operation's result; ``also`` is done in the same transaction."""
+        self._settle(request_id, also, status=OperationStatus.DONE, result=result)
 
     def fail(self, request_id: str, message: str, category: str) -> None:
         """Store an operation's failure."""
-        self._settle(request_id, status=OperationStatus.FAILED, error=message, category=category)
+        failure = {"error": message, "category": category}
+        self._settle(request_id, None, status=OperationStatus.FAILED, **failure)
 
-    def _settle(self, request_id: str, **fields: Any) -> None:
+    def _settle(
+        self, request_id: str, also: Callable[[Session], object] | None, **fields: Any
+    ) -> None:
         with self._db.write() as session:
             row = session.get_one(LoggedOperation, request_id)
             for name, value in fields.items():
                 setattr(row, name, value)
             row.done_at = self._clock()
             session.add(row)
+            if also is not None:
+                also(session)
 
     def count_death(self, request_id: str) -> int:
         """Note that the engine died over an operation; how often it has."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from registry import Principal, SlipwayError, Usage
+from registry import Entry, Principal, SlipwayError, Usage, UsageKind
 from session_core import operations as op
 from session_core.models import Sampler
 from session_core.operations import Operation, Result
@@ -132,16 +132,21 @@ class Samples:
                     await self._supervisor.execute(oldest, unload, epoch=epoch)
 
     def _meter(self, request_id: str, sampler: Sampler, result: Result, caller: Principal) -> None:
+        # However many samples share a prompt, it is read once.
         counts = {
-            "prefill": int(result.params["prompt_tokens"]),
-            "sample": len(result.arrays["tokens"]),
+            UsageKind.PREFILL: int(result.params["prompt_tokens"]),
+            UsageKind.SAMPLE: len(result.arrays["tokens"]),
         }
-        for kind, tokens in counts.items():
-            self._usage.record(
+        entries = [
+            Entry(
                 tenant_id=caller.tenant_id,
                 key_id=caller.key_id,
                 operation=f"{request_id}:{kind}",
                 kind=kind,
                 session_id=sampler.session_id,
+                base_model=sampler.base_model,
                 tokens=tokens,
             )
+            for kind, tokens in counts.items()
+        ]
+        self._usage.record(*entries)

@@ -79,6 +79,11 @@ class Saver:
         self.paths = SavedPaths(registry.db, registry.clock)
         self.exports = Exports(paths=self.paths, base=base.name, home=home)
 
+    @property
+    def base_model(self) -> str:
+        """What clients call the base model."""
+        return self._base.name
+
     async def save(self, run: TrainingRun, row: LoggedOperation, execute: Execute) -> Result:
         """Write, publish, register. Repeating it after a crash makes no second version.
 

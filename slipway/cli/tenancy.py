@@ -1,4 +1,4 @@
-"""Commands about who uses the server: tenants, keys, sessions, usage, jobs."""
+"""Commands about who uses the server: tenants and keys."""
 
 from __future__ import annotations
 
@@ -91,48 +91,6 @@ def revoke_key(
     show(key, as_json=as_json, otherwise=lambda console: console.print(text))
 
 
-def list_sessions(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List training sessions, newest first."""
-    with connected(home) as client:
-        sessions = client.get("/sessions")
-    rows = [(s["id"], s["status"], str(len(s["runs"])), when(s["heartbeat_at"])) for s in sessions]
-    columns = ("session", "status", "runs", "last heard of (UTC)")
-    show(sessions, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No sessions yet."))
-
-
-def stop_session(
-    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Stop a session; stopping it again is fine."""
-    with connected(home) as client:
-        session = client.post(f"/sessions/{part(session_id)}/stop")
-    text = f"{session_id} is {session['status']}"
-    show(session, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
-
-
-def usage(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show tokens used, by kind."""
-    with connected(home) as client:
-        totals = client.get("/usage")
-    rows = [(u["kind"], f"{u['tokens']:,}", f"{u['operations']:,}") for u in totals]
-    columns = ("kind", "tokens", "operations")
-    show(totals, as_json=as_json, otherwise=table(*columns, rows=rows, empty="Nothing used yet."))
-
-
-def jobs(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List jobs since the server's start, newest first."""
-    with connected(home) as client:
-        items = client.get("/jobs")
-    rows = [
-        (j["id"], j["kind"], j["status"], when(j["created_at"]), j["error"] or j["message"])
-        for j in items
-    ]
-    columns = ("job", "kind", "status", "started (UTC)", "message")
-    show(items, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No jobs."))
-
-
 def add_to(app: typer.Typer) -> None:
     """Hang the commands into the tree."""
     tenants = typer.Typer(help="Tenants.", no_args_is_help=True)
@@ -144,9 +102,3 @@ def add_to(app: typer.Typer) -> None:
     keys.command("list")(list_keys)
     keys.command("revoke")(revoke_key)
     app.add_typer(keys, name="keys")
-    sessions = typer.Typer(help="Training sessions.", no_args_is_help=True)
-    sessions.command("list")(list_sessions)
-    sessions.command("stop")(stop_session)
-    app.add_typer(sessions, name="sessions")
-    app.command()(usage)
-    app.command()(jobs)

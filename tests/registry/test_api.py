@@ -11,10 +11,12 @@ from fastapi.routing import APIRoute
 
 from registry import (
     AuthMiddleware,
+    Entry,
     Jobs,
     NewGate,
     NewRun,
     Role,
+    UsageKind,
     install_error_handlers,
     random_id,
     utc_now,
@@ -187,6 +189,24 @@ def test_administration_over_http(bench, call):
     ):
         answer = call(method, f"/slipway/v1/{path}", json={"name": "x"})
         assert answer.status_code == 403, path
+    path, price = "/slipway/v1/prices", {"kind": "train", "per_million": "2.50"}
+    assert call("PUT", path, json=price).status_code == 403
+    assert call("PUT", path, json=price, headers=boss).json()["per_million"] == "2.50"
+    for wrong in ("-1", "NaN", "1e10", "many", "0.0000000001"):
+        answer = call("PUT", path, json={**price, "per_million": wrong}, headers=boss)
+        assert answer.status_code in (400, 422), wrong
+    assert [p["per_million"] for p in call("GET", "/slipway/v1/prices").json()] == ["2.50"]
+    used = Entry(
+        tenant_id=tenants.named("team-b"), operation="one", kind=UsageKind.TRAIN, tokens=400_000
+    )
+    bench.registry.usage.record(used)
+    assert call("GET", "/slipway/v1/usage?tenant=team-b").status_code == 403
+    for by in ("kind", "day", "session", "key"):
+        (row,) = call("GET", f"/slipway/v1/usage?tenant=team-b&by={by}", headers=boss).json()
+        assert (row["tokens"], float(row["cost"])) == (400_000, 1.0)
+    future = call("GET", "/slipway/v1/usage?tenant=team-b&since=2999-01-01", headers=boss)
+    assert future.json() == []
+    assert call("GET", "/slipway/v1/usage?by=colour").status_code == 422
     gone = call("DELETE", f"/slipway/v1/keys/{key['key']['id']}?tenant=team-b", headers=boss)
     assert gone.json()["revoked_at"] is not None
 
@@ -249,10 +269,18 @@ def test_evidence_lineage_usage_and_rollback(bench, call):
     (alias,) = call("GET", "/slipway/v1/aliases?group=sums").json()
     assert (alias["alias"], alias["reference"]) == ("staging", "sums/1")
 
-    entry = {"tenant_id": bench.tenant, "key_id": None, "session_id": None, "kind": "train"}
-    bench.registry.usage.record(**entry, operation="one", tokens=5)
+    bench.registry.usage.record(
+        Entry(tenant_id=bench.tenant, operation="one", kind=UsageKind.TRAIN, tokens=5)
+    )
     (total,) = call("GET", "/slipway/v1/usage").json()
-    assert total == {"kind": "train", "tokens": 5, "operations": 1}
+    assert total == {
+        "group": "train",
+        "name": None,
+        "kind": "train",
+        "tokens": 5,
+        "operations": 1,
+        "cost": None,
+    }
 
 
 def test_nothing_of_one_tenant_is_shown_to_another(bench, call):

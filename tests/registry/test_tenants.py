@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from registry import (
     Conflict,
@@ -116,34 +115,6 @@ def test_a_base_model_is_every_tenant_s(bench):
     trained = bench.register("sums", kind=Kind.WEIGHTS)
     with pytest.raises(InvalidInput, match="its tenant's own"):
         versions.adopt(trained, later)
-
-
-def test_the_ledger_counts_each_operation_once(bench):
-    usage = bench.registry.usage
-    entry = {"tenant_id": bench.tenant, "key_id": None, "session_id": "s", "kind": "train"}
-    assert usage.record(**entry, operation="one", tokens=5)
-    assert not usage.record(**entry, operation="one", tokens=5)
-    assert usage.record(**entry, operation="two", tokens=7)
-    (total,) = usage.totals(bench.tenant)
-    assert (total.kind, total.tokens, total.operations) == ("train", 12, 2)
-    assert usage.totals(bench.stranger) == []
-    with pytest.raises(InvalidInput):
-        usage.record(**{**entry, "kind": "gift"}, operation="three", tokens=1)
-    with pytest.raises(InvalidInput):
-        usage.record(**entry, operation="three", tokens=-1)
-
-
-def test_an_entry_for_nobody_is_no_replay(bench):
-    with pytest.raises(IntegrityError):
-        bench.registry.usage.record(
-            tenant_id="nobody",
-            key_id=None,
-            operation="one",
-            kind="train",
-            session_id=None,
-            tokens=1,
-        )
-    assert bench.registry.usage.totals("nobody") == []
 
 
 def test_the_gateway_is_given_the_hashes_of_live_keys_only(bench):

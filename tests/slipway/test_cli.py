@@ -58,6 +58,8 @@ def test_importing_the_command_line_is_cheap():
         ["sessions", "list"],
         ["sessions", "stop"],
         ["usage"],
+        ["prices", "show"],
+        ["prices", "set"],
         ["jobs"],
     ],
 )
@@ -213,3 +215,12 @@ def test_a_server_that_does_not_serve_what_it_should_is_found_out(running, tmp_p
     assert "logprobs" in done.stderr
     (used,) = [u for u in running.json("usage") if u["kind"] == "train"]
     assert used["tokens"] == 9
+    running.json("prices", "set", "train", "1.5")
+    assert "1.5" in running.slipway("prices", "show").stdout
+    for by, said in (("kind", "train"), ("key", "home"), ("day", "20"), ("session", "train")):
+        shown = running.slipway("usage", "--by", by, "--since", "2026-01-01").stdout
+        assert said in shown
+        assert " 9 " in shown
+    assert "Nothing used" in running.slipway("usage", "--since", "2999-01-01").stdout
+    assert running.slipway("prices", "set", "train", "much").returncode == 1
+    running.json("prices", "set", "train", "none")
