@@ -11,12 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from session_core.operations import Array
 from session_core.requests import SampleRequest
-
-
-def stream(request: SampleRequest, index: int) -> np.random.Generator:
-    """The random stream of a request's sample number `index`."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([request.seed, index])))
 
 
 def choose(
@@ -39,6 +35,22 @@ def choose(
         tokens[rows] = _draw(logits[rows], chosen, draws, filtered=filtered)
     logprobs = logits.gather(1, tokens[:, None]) - torch.logsumexp(logits, dim=-1, keepdim=True)
     return tokens.tolist(), logprobs[:, 0].tolist()
+
+
+def draw_alternatives(
+    scores: torch.Tensor, draws: Array, *, temperature: float
+) -> torch.Tensor:
+    """Tokens [P, k] drawn at each position from logprobs [P, V], with replacement.
+
+    `draws` are uniform in [0, 1), [P, k]; temperature 0 gives the likeliest token.
+    """
+    if not temperature:
+        return scores.argmax(dim=-1, keepdim=True).expand(-1, draws.shape[1])
+    cumulative = torch.softmax(scores.double() / temperature, dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    points = torch.from_numpy(draws).to(cumulative.device) * total
+    points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points, right=True)
 
 
 def _filters(request: SampleRequest) -> bool:

@@ -7,24 +7,48 @@ product accumulates into the output, and the scale falls on the narrow side.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft.tuners.lora.layer import LoraVariant
 
 
+@dataclass(kw_only=True)
+class RowMap:
+    """Which rows of a batch are whose: None gives every active adapter the whole batch."""
+
+    rows: Mapping[str, torch.Tensor] | None = None
+    """Indices along the first dimension, by adapter; one that is not named has no row."""
+
+
 class FusedLora(LoraVariant):
     """Takes the place of PEFT's plain LoRA forward, layer by layer and adapter by adapter."""
 
-    @staticmethod
-    def forward(
-        module: Any, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **kwargs: Any
+    def __init__(self, owners: RowMap) -> None:
+        self._owners = owners
+
+    def forward(  # type: ignore[override]
+        self,
+        module: Any,
+        active_adapter: str,
+        x: torch.Tensor,
+        result: torch.Tensor,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """The base layer's `result` [..., out] with the adapter's part of `x` [..., in]."""
         del kwargs
         a = module.lora_A[active_adapter].weight
         b = module.lora_B[active_adapter].weight
         scale = module.scaling[active_adapter]
+        if self._owners.rows is not None:
+            rows = self._owners.rows.get(active_adapter)
+            if rows is None:
+                return result
+            narrow = torch.nn.functional.linear(x[rows], a) * scale
+            own = torch.nn.functional.linear(narrow, b).to(result.dtype)
+            return result.index_add(0, rows, own)
         if result.dtype != b.dtype or result._is_view() or not result.is_contiguous():
             # A base of another precision, or an output whose memory is another tensor's.
             narrow = torch.nn.functional.linear(x, a)

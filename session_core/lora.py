@@ -1,7 +1,7 @@
 """Every run's adapter, beside the others on the one base model.
 
 PEFT holds them; an adapter is known to it by a slot name of ours, never by a client's. One
-is active at a time. Initialisation draws from a generator of the adapter's own, so a run's
+is active at a time, or each on rows of its own. Initialisation draws from a generator of the adapter's own, so a run's
 first weights depend on its seed alone and not on what else lives in the process.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from registry.errors import InvalidInput
-from session_core.fused import FusedLora
+from session_core.fused import FusedLora, RowMap
 from session_core.operations import ALPHA
 from session_core.projection import HeadAdapter
 
@@ -62,7 +62,8 @@ class Adapters:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._peft: PeftModel | None = None
-        self._active: str | None = None
+        self._active: frozenset[str] | None = None
+        self._owners = RowMap()
         self._specs: dict[str, LoraSpec] = {}
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
         self._groups = _target_groups(model)
@@ -80,7 +81,7 @@ class Adapters:
         self._specs[slot] = spec
         self._parameters[slot] = self._find(slot)
         for layer in self._layers(slot):
-            layer.lora_variant[slot] = FusedLora()
+            layer.lora_variant[slot] = FusedLora(self._owners)
         self._active = None
         generator = torch.Generator().manual_seed(spec.seed)
         with torch.no_grad():
@@ -125,14 +126,45 @@ class Adapters:
 
     def use(self, slot: str | None) -> None:
         """Make an adapter the one that acts; None for the bare base model."""
-        if self._peft is None or self._active == (slot or ""):
+        self._owners.rows = None
+        self._activate(frozenset(() if slot is None else (slot,)))
+
+    def use_rows(self, slots: Sequence[str | None]) -> None:
+        """Have each row of the next batches [len(slots), ...] be acted on by its own adapter."""
+        wanted = frozenset(slot for slot in slots if slot is not None)
+        if len(set(slots)) <= 1:
+            self.use(slots[0] if slots else None)
             return
-        if slot is None:
+        if self._active is None or not wanted <= self._active:
+            self._activate(wanted)
+        device = next(self._model.parameters()).device
+        self._owners.rows = {
+            slot: torch.tensor([row for row, name in enumerate(slots) if name == slot]).to(device)
+            for slot in wanted
+        }
+
+    @property
+    def mixable(self) -> bool:
+        """Whether rows of several adapters can share a batch.
+
+        Not where experts are routed to: their layers see tokens, not rows.
+        """
+        config = self._model.config.get_text_config()
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        return not any(getattr(config, name, None) for name in names)
+
+    def _activate(self, slots: frozenset[str]) -> None:
+        if self._peft is None or self._active == slots:
+            return
+        if not slots:
             self._peft.base_model.disable_adapter_layers()
         else:
             self._peft.base_model.enable_adapter_layers()
-            self._peft.set_adapter(slot)
-        self._active = slot or ""
+            if len(slots) == 1:
+                self._peft.set_adapter(next(iter(slots)))
+            else:
+                self._peft.base_model.set_adapter(sorted(slots))
+        self._active = slots
 
     def parameters(self, slot: str) -> dict[str, nn.Parameter]:
         """An adapter's tensors by their names in a PEFT file, in a fixed order."""

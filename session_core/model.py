@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from merge import load_base, load_tokenizer
+from session_core.attention import use_grouped_attention
 
 _PROBE_TOKENS = 8
 _DEFAULT_CONTEXT = 2048
@@ -63,6 +64,59 @@ class Base:
         logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits
 
+    def prompt_positions(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+        *,
+        whole: bool,
+    ) -> torch.Tensor:
+        """What `position_logits` turns into logits, of left-padded prompts [B, T].
+
+        Fills the cache. With `whole` False only the last position need be there.
+        """
+        inputs = {
+            "input_ids": tokens,
+            "attention_mask": None if bool(mask.all()) else mask,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        result: torch.Tensor
+        if self.plain_head:
+            result = self.model.base_model(**inputs).last_hidden_state
+        else:
+            result = self.model(**inputs, logits_to_keep=0 if whole else 1).logits
+        return result
+
+    def position_logits(self, positions: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of chosen positions [N, ...] of `prompt_positions`."""
+        if not self.plain_head:
+            return positions
+        logits: torch.Tensor = self.head(positions)
+        return logits
+
+    def next_logits(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: Any,
+    ) -> torch.Tensor:
+        """Logits [B, V], float32, after one more token [B, 1] a row."""
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
     def decode(self, tokens: list[int]) -> str:
         """Text of tokens, special tokens stripped."""
         text: str = self.tokenizer.decode(
@@ -78,6 +132,7 @@ def open_base(folder: Path, *, device: str = "cpu") -> Base:
     """
     model = load_base(folder, device=device)
     model.requires_grad_(False)
+    use_grouped_attention(model)
     tokenizer = load_tokenizer(folder)
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT

@@ -14,6 +14,8 @@ from registry.errors import InvalidInput
 from session_core.operations import Array, Operation
 
 MAX_SAMPLES = 1024
+MAX_TOP = 256
+"""The most tokens a position is answered with."""
 _KNOWN = frozenset(
     {
         "max_tokens",
@@ -24,8 +26,14 @@ _KNOWN = frozenset(
         "stop",
         "num_samples",
         "prompt_logprobs",
+        "top_prompt",
+        "top_sample",
+        "last_scored",
+        "alternatives",
     }
 )
+# Apart from every sample's own stream, whose numbers are below.
+_ALTERNATIVES = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +46,12 @@ class SampleRequest:
         temperature: 0 is greedy.
         top_k, top_p: filters on the tempered distribution, k first; 0 and 1 mean none.
         stop_tokens, stop_texts: any of them ends a sequence, and stays in it.
+        prompt_logprobs: whether the prompt's logprobs are wanted.
+        top_prompt, top_sample: how many of the likeliest tokens are wanted at each position
+            of the prompt, and of a sample.
+        last_scored: only so many tokens at the prompt's end are scored; 0 means all.
+        alternatives: tokens drawn at every position of the prompt after the first.
+        prompt_targets: int64 [prompt - 1, K], tokens to be scored at those; -1 asks nothing.
     """
 
     tokens: Array
@@ -49,7 +63,26 @@ class SampleRequest:
     stop_tokens: frozenset[int]
     stop_texts: tuple[str, ...]
     num_samples: int
-    prompt_logprobs: bool
+    prompt_logprobs: bool = False
+    top_prompt: int = 0
+    top_sample: int = 0
+    last_scored: int = 0
+    alternatives: int = 0
+    prompt_targets: Array | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether anything is asked of the prompt itself."""
+        asked = self.prompt_logprobs or self.top_prompt or self.alternatives
+        return bool(asked) or self.prompt_targets is not None
+
+    def stream_of(self, index: int) -> np.random.Generator:
+        """The random stream of sample number `index`."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, index])))
+
+    def stream_of_alternatives(self) -> np.random.Generator:
+        """The random stream of what is drawn along the prompt."""
+        return self.stream_of(_ALTERNATIVES)
 
 
 def read_request(
@@ -78,6 +111,16 @@ def read_request(
     room = context - len(tokens)
     max_tokens = _whole(params, "max_tokens", room, 1, None)
     stop_tokens, stop_texts = _stops(params.get("stop"), eos)
+    most = min(MAX_TOP, vocabulary)
+    prompt_logprobs = bool(params.get("prompt_logprobs", False))
+    last_scored = _whole(params, "last_scored", 0, 1, None)
+    if last_scored and not prompt_logprobs:
+        raise InvalidInput("prompt_logprobs_last_n needs prompt_logprobs.")
+    if last_scored > max(1, len(tokens) - 1):
+        raise InvalidInput(
+            f"prompt_logprobs_last_n is {last_scored}; of a prompt of {len(tokens)} tokens "
+            f"{len(tokens) - 1} can be scored."
+        )
     return SampleRequest(
         tokens=tokens,
         max_tokens=min(max_tokens, room),
@@ -88,8 +131,32 @@ def read_request(
         stop_tokens=stop_tokens,
         stop_texts=stop_texts,
         num_samples=_whole(params, "num_samples", 1, 1, MAX_SAMPLES),
-        prompt_logprobs=bool(params.get("prompt_logprobs", False)),
+        prompt_logprobs=prompt_logprobs,
+        top_prompt=_whole(params, "top_prompt", 0, 0, most),
+        top_sample=_whole(params, "top_sample", 0, 0, most),
+        last_scored=last_scored,
+        alternatives=_whole(params, "alternatives", 0, 0, most),
+        prompt_targets=_targets(operation, len(tokens), vocabulary),
     )
+
+
+def _targets(operation: Operation, length: int, vocabulary: int) -> Array | None:
+    if "prompt_targets" not in operation.arrays:
+        return None
+    targets = np.asarray(operation.arrays["prompt_targets"])
+    fits = targets.ndim == 2 and len(targets) == length - 1 and targets.dtype.kind in "iu"
+    if not fits or targets.shape[1] > MAX_TOP:
+        raise InvalidInput(
+            f"target_prompt_logprobs must hold token ids of shape [{length - 1}, K], K at most "
+            f"{MAX_TOP}, for a prompt of {length} tokens; its shape is {list(targets.shape)}."
+        )
+    targets = targets.astype(np.int64)
+    if targets.size and (int(targets.min()) < -1 or int(targets.max()) >= vocabulary):
+        raise InvalidInput(
+            "target_prompt_logprobs holds tokens outside the vocabulary of "
+            f"{vocabulary} (-1 asks nothing)."
+        )
+    return targets
 
 
 def _stops(stop: Any, eos: frozenset[int]) -> tuple[frozenset[int], tuple[str, ...]]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from session_core.choose import choose, stream
+from session_core.choose import choose
 from session_core.operations import Operation
 from session_core.requests import SampleRequest, read_request
 
@@ -20,13 +20,13 @@ def request(**params: Any) -> SampleRequest:
 
 def draws(count: int = 4000, **params: Any) -> np.ndarray[Any, Any]:
     item = request(seed=3, **params)
-    row = stream(item, 0)
+    row = item.stream_of(0)
     found = [choose(LOGITS[None], [item], [row])[0][0] for _ in range(count)]
     return np.bincount(found, minlength=6)
 
 
 def test_greedy_is_the_largest() -> None:
-    tokens, logprobs = choose(LOGITS[None], [request(temperature=0)], [stream(request(), 0)])
+    tokens, logprobs = choose(LOGITS[None], [request(temperature=0)], [request().stream_of(0)])
     assert tokens == [0]
     np.testing.assert_allclose(logprobs, [float(LOGITS.log_softmax(-1)[0])], rtol=1e-6)
 
@@ -39,7 +39,7 @@ def test_draws_follow_the_tempered_distribution() -> None:
 
 def test_logprobs_are_the_models_own_whatever_the_filters() -> None:
     item = request(seed=1, temperature=3.0, top_k=2, top_p=0.9)
-    (token,), (logprob,) = choose(LOGITS[None], [item], [stream(item, 0)])
+    (token,), (logprob,) = choose(LOGITS[None], [item], [item.stream_of(0)])
     np.testing.assert_allclose(logprob, float(LOGITS.log_softmax(-1)[token]), rtol=1e-6)
 
 
@@ -72,16 +72,16 @@ def test_company_does_not_change_what_a_seed_means() -> None:
     ]
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 300, generator=generator)
-    together = choose(logits, items, [stream(item, 0) for item in items])
+    together = choose(logits, items, [item.stream_of(0) for item in items])
     for row, item in enumerate(items):
-        alone = choose(logits[row][None], [item], [stream(item, 0)])
+        alone = choose(logits[row][None], [item], [item.stream_of(0)])
         assert (alone[0][0], alone[1][0]) == (together[0][row], together[1][row])
 
 
 def test_samples_of_one_request_differ() -> None:
     item = request(seed=1)
-    assert stream(item, 0).random() != stream(item, 1).random()
-    assert stream(item, 0).random() == stream(item, 0).random()
+    assert item.stream_of(0).random() != item.stream_of(1).random()
+    assert item.stream_of(0).random() == stream(item, 0).random()
 
 
 def test_no_draw_picks_what_a_filter_took_out() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from registry.errors import InvalidInput, NotFound
-from session_core import sampler as sampler_module
 from session_core.engine import Engine
 from session_core.operations import Operation, Result, split
 from session_core.sampler import Decoder, sample_all
@@ -161,24 +160,23 @@ def test_stop_texts_end_with_the_token_that_completes_them(trained: Engine) -> N
     assert cut.params["stop_reasons"] == ["stop"]
 
 
-def test_more_sequences_than_rows_all_end(trained: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sequences_than_rows_all_end(trained: Engine) -> None:
     operations = [
         sample(p, seed=i, stop=[], num_samples=3, max_tokens=3 + i) for i, p in enumerate(PROMPTS)
     ]
     expected = [sequences(result) for result in sample_all(trained, "base", operations)]
-    monkeypatch.setattr(sampler_module, "MAX_ROWS", 4)
-    monkeypatch.setattr(sampler_module, "PREFILL_TOKENS", 50)
-    squeezed = [sequences(result) for result in sample_all(trained, "base", operations)]
+    results = sample_all(trained, "base", operations, rows=4, prefill_tokens=50)
+    squeezed = [sequences(result) for result in results]
     assert squeezed == expected
 
 
 def test_late_requests_join_the_running_batch(trained: Engine) -> None:
     operations = [sample(p, seed=i, stop=[], max_tokens=9) for i, p in enumerate(PROMPTS)]
     expected = [sequences(sample_all(trained, "base", [item])[0]) for item in operations]
-    decoder = Decoder(trained, "base")
+    decoder = Decoder(trained)
     jobs = []
     for operation in operations:
-        jobs.append(decoder.submit(operation))
+        jobs.append(decoder.submit("base", operation))
         decoder.step()
         decoder.step()
     while decoder.jobs:
@@ -189,8 +187,8 @@ def test_late_requests_join_the_running_batch(trained: Engine) -> None:
 def test_training_between_steps_changes_no_sample(trained: Engine, datums: Make) -> None:
     operations = [sample(p, seed=i, stop=[]) for i, p in enumerate(PROMPTS)]
     expected = [sequences(result) for result in sample_all(trained, "adapted", operations)]
-    decoder = Decoder(trained, "adapted")
-    jobs = [decoder.submit(operation) for operation in operations]
+    decoder = Decoder(trained)
+    jobs = [decoder.submit("adapted", operation) for operation in operations]
     while decoder.jobs:
         decoder.step()
         trained.execute(
@@ -215,7 +213,7 @@ def test_samplers_come_and_go(trained: Engine) -> None:
     for _ in range(2):
         trained.execute("", Operation(kind="unload_sampler", params={"sampler_id": "adapted"}))
     with pytest.raises(NotFound, match="adapted is not loaded"):
-        Decoder(trained, "adapted")
+        Decoder(trained).submit("adapted", sample([5]))
     with pytest.raises(InvalidInput, match="No adapter there"):
         trained.execute(
             "",
