@@ -37,9 +37,7 @@ def choose(
     return tokens.tolist(), logprobs[:, 0].tolist()
 
 
-def draw_alternatives(
-    scores: torch.Tensor, draws: Array, *, temperature: float
-) -> torch.Tensor:
+def draw_alternatives(scores: torch.Tensor, draws: Array, *, temperature: float) -> torch.Tensor:
     """Tokens [P, k] drawn at each position from logprobs [P, V], with replacement.
 
     `draws` are uniform in [0, 1), [P, k]; temperature 0 gives the likeliest token.

@@ -29,7 +29,7 @@ class FusedLora(LoraVariant):
     def __init__(self, owners: RowMap) -> None:
         self._owners = owners
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         module: Any,
         active_adapter: str,

@@ -1,8 +1,9 @@
 """Every run's adapter, beside the others on the one base model.
 
 PEFT holds them; an adapter is known to it by a slot name of ours, never by a client's. One
-is active at a time, or each on rows of its own. Initialisation draws from a generator of the adapter's own, so a run's
-first weights depend on its seed alone and not on what else lives in the process.
+is active at a time, or each on rows of its own. Initialisation draws from a generator of the
+adapter's own, so a run's first weights depend on its seed alone and not on what else lives in
+the process.
 """
 
 from __future__ import annotations

@@ -29,15 +29,18 @@ Operation kinds, their ``params`` and the result's:
     load_sampler       sampler_id, folder or None for base  -> {}
     unload_sampler     sampler_id                           -> {}
     sample             max_tokens, temperature=1, top_k=-1, top_p=1, seed=None, stop=None,
-                       num_samples=1, prompt_logprobs=False; array ``tokens``
-                                                            -> stop_reasons; sequences
+                       num_samples=1, prompt_logprobs=False,
+                       top_prompt=0, top_sample=0, alternatives=0,
+                       last_scored=None; arrays ``tokens``
+                       and ``prompt_targets`` [P - 1, K]    -> stop_reasons; sequences
 
 Datums are ragged, so every per-datum array travels flat beside its offsets: ``tokens``
 (int32 [total]) and ``tokens.offsets`` (int64 [n + 1]), each loss input as ``input.<name>``
 with its offsets, and the result's ``logprobs`` with its offsets. Inputs of more than one
 dimension (targets [N, K]) are ragged along the first. A sample's result has ``tokens``
 (int32) and ``logprobs`` (float32), ragged over its sequences, and where asked for
-``prompt_logprobs`` (float32 [prompt], NaN at position 0).
+``prompt_logprobs`` (float32 [prompt], NaN at position 0); see `session_core.prompts` for the
+rest.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from session_core.operations import Array, Operation
 MAX_SAMPLES = 1024
 MAX_TOP = 256
 """The most tokens a position is answered with."""
+MAX_TARGETS = 2**22
+"""The most tokens that can be asked for along a prompt."""
 _KNOWN = frozenset(
     {
         "max_tokens",
@@ -145,10 +147,11 @@ def _targets(operation: Operation, length: int, vocabulary: int) -> Array | None
         return None
     targets = np.asarray(operation.arrays["prompt_targets"])
     fits = targets.ndim == 2 and len(targets) == length - 1 and targets.dtype.kind in "iu"
-    if not fits or targets.shape[1] > MAX_TOP:
+    if not fits or targets.size > MAX_TARGETS:
         raise InvalidInput(
-            f"target_prompt_logprobs must hold token ids of shape [{length - 1}, K], K at most "
-            f"{MAX_TOP}, for a prompt of {length} tokens; its shape is {list(targets.shape)}."
+            f"target_prompt_logprobs must hold token ids of shape [{length - 1}, K], at most "
+            f"{MAX_TARGETS} in all, for a prompt of {length} tokens; its shape is "
+            f"{list(targets.shape)}."
         )
     targets = targets.astype(np.int64)
     if targets.size and (int(targets.min()) < -1 or int(targets.max()) >= vocabulary):

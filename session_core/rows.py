@@ -76,9 +76,7 @@ class RowLayer(DynamicLayer):
         return self._storage
 
     def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = (
-            stored[: self.rows, :, self.low : self.high] for stored in self._stored()
-        )
+        keys, values = (stored[: self.rows, :, self.low : self.high] for stored in self._stored())
         self.keys, self.values = keys, values
         self.is_initialized = True
         return keys, values

@@ -74,6 +74,7 @@ class Decoder:
             tag=tag,
             listener=listener,
             waiting=request.num_samples,
+            places=operation.arrays.get("prompt_targets.places"),
         )
         job.sequences = [
             Sequence(job=job, index=index, stream=request.stream_of(index))

@@ -7,12 +7,14 @@ not durable either: after a restart its id is unknown, and clients submit it aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from asyncio import to_thread
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from registry import Entry, Principal, SlipwayError, Usage, UsageKind
+from registry import Entry, Principal, Usage, UsageKind
 from session_core import operations as op
 from session_core.models import Sampler
 from session_core.operations import Operation, Result
@@ -56,6 +58,7 @@ class Samples:
         self._by_seq: dict[tuple[str, int], str] = {}
         self._loaded: OrderedDict[str, int] = OrderedDict()  # sampler id -> epoch
         self._loading = asyncio.Lock()
+        self._users: Counter[str] = Counter()  # requests under way, by sampler
 
     def submit(
         self, sampler: Sampler, operation: Operation, *, seq: int | None, caller: Principal
@@ -91,29 +94,63 @@ class Samples:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def stream(
+        self, sampler: Sampler, operation: Operation, *, caller: Principal
+    ) -> AsyncIterator[dict[str, Any]]:
+        """A request answered token by token, see `session_core.streaming`.
+
+        What was sampled is metered, also when the caller goes away before the end.
+        """
+        counts = {UsageKind.PREFILL: len(operation.arrays["tokens"]), UsageKind.SAMPLE: 0}
+        request_id = self._new_id()
+        with self._in_use(sampler.id):
+            await self._load(sampler)
+            lines = self._supervisor.stream(sampler.id, operation, tenant=caller.tenant_id)
+            try:
+                async with contextlib.aclosing(lines):  # type: ignore[type-var]
+                    async for line in lines:
+                        counts[UsageKind.SAMPLE] += "token" in line
+                        yield line
+            finally:
+                if counts[UsageKind.SAMPLE]:
+                    await to_thread(self._meter, request_id, sampler, counts, caller)
+
     async def _run(
         self, request_id: str, sampler: Sampler, operation: Operation, caller: Principal
     ) -> Result:
+        with self._in_use(sampler.id):
+            result = await self._until_done(sampler, operation, caller.tenant_id)
+        counts = {
+            UsageKind.PREFILL: int(result.params["prompt_tokens"]),
+            UsageKind.SAMPLE: len(result.arrays["tokens"]),
+        }
+        await to_thread(self._meter, request_id, sampler, counts, caller)
+        return result
+
+    async def _until_done(self, sampler: Sampler, operation: Operation, tenant: str) -> Result:
+        """Sample, through the engine's deaths."""
         deaths = 0
         while True:
             try:
                 await self._load(sampler)
-                result = await self._supervisor.sample(sampler.id, operation)
-                break
+                return await self._supervisor.sample(sampler.id, operation, tenant=tenant)
             except EpochPassed:
                 continue
             except WorkerDied:
                 deaths += 1
                 if deaths >= MOST_DEATHS:
                     raise
-            except SlipwayError as error:
-                # Unloaded to make room between the load and the request.
-                if isinstance(error, OperationFailed) and "is not loaded" in error.message:
-                    self._loaded.pop(sampler.id, None)
-                    continue
-                raise
-        await to_thread(self._meter, request_id, sampler, result, caller)
-        return result
+
+    @contextlib.contextmanager
+    def _in_use(self, sampler_id: str) -> Iterator[None]:
+        """Keep a sampler in the engine meanwhile."""
+        self._users[sampler_id] += 1
+        try:
+            yield
+        finally:
+            self._users[sampler_id] -= 1
+            if not self._users[sampler_id]:
+                del self._users[sampler_id]
 
     async def _load(self, sampler: Sampler) -> None:
         async with self._loading:
@@ -125,18 +162,28 @@ class Samples:
                 await self._supervisor.execute(sampler.id, load, epoch=epoch)
                 self._loaded[sampler.id] = epoch
             self._loaded.move_to_end(sampler.id)
-            while len(self._loaded) > MOST_LOADED:
-                oldest, loaded_in = self._loaded.popitem(last=False)
-                if loaded_in == epoch:
-                    unload = Operation(kind=op.UNLOAD_SAMPLER, params={"sampler_id": oldest})
-                    await self._supervisor.execute(oldest, unload, epoch=epoch)
+            await self._make_room(epoch)
 
-    def _meter(self, request_id: str, sampler: Sampler, result: Result, caller: Principal) -> None:
+    async def _make_room(self, epoch: int) -> None:
+        """Unload the samplers that were not used for longest; those in use stay."""
+        idle = [name for name in self._loaded if name not in self._users]
+        for name in idle[: max(0, len(self._loaded) - MOST_LOADED)]:
+            if self._loaded[name] == epoch:
+                unload = Operation(kind=op.UNLOAD_SAMPLER, params={"sampler_id": name})
+                try:
+                    await self._supervisor.execute(name, unload, epoch=epoch)
+                except OperationFailed:
+                    continue  # A request that was given up is still being decoded.
+            del self._loaded[name]
+
+    def _meter(
+        self,
+        request_id: str,
+        sampler: Sampler,
+        counts: Mapping[UsageKind, int],
+        caller: Principal,
+    ) -> None:
         # However many samples share a prompt, it is read once.
-        counts = {
-            UsageKind.PREFILL: int(result.params["prompt_tokens"]),
-            UsageKind.SAMPLE: len(result.arrays["tokens"]),
-        }
         entries = [
             Entry(
                 tenant_id=caller.tenant_id,

@@ -13,21 +13,24 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from registry.errors import NotFound
+from registry.errors import InvalidInput
 from session_core.engine import Engine
 from session_core.operations import UNLOAD_SAMPLER, Operation, Result
 from session_core.sampler import Decoder
+from session_core.sequences import Job, Listener
 
 MIN_SLICE = 0.25
 MAX_SLICE = 5.0
 """Seconds of sampling between two training operations that wait, at least and at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Work:
     owner: str  # a run's id, or a sampler's
     operation: Operation
     future: Future[Result]
+    tenant: str = ""
+    listener: Listener | None = None
 
 
 class Scheduler:
@@ -38,19 +41,48 @@ class Scheduler:
         self._changed = threading.Condition()
         self._training: deque[_Work] = deque()
         self._sampling: deque[_Work] = deque()
-        self._leaving: dict[str, _Work] = {}
-        self._decoders: dict[str, Decoder] = {}
+        self._given_up: set[Future[Result]] = set()
+        self._decoder = Decoder(engine)
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
     def execute(self, run_id: str, operation: Operation) -> Future[Result]:
         """Queue an operation of a run, or one that loads or unloads a sampler."""
-        return self._queue(self._training, run_id, operation)
+        return self._queue(
+            self._training, _Work(owner=run_id, operation=operation, future=Future())
+        )
 
-    def sample(self, sampler_id: str, operation: Operation) -> Future[Result]:
-        """Queue a sample operation."""
-        return self._queue(self._sampling, sampler_id, operation)
+    def sample(
+        self,
+        sampler_id: str,
+        operation: Operation,
+        *,
+        tenant: str = "",
+        listener: Listener | None = None,
+    ) -> Future[Result]:
+        """Queue a sample operation.
+
+        Args:
+            tenant: whose it is: tenants share the rows that are decoded.
+            listener: called on the engine's thread with a sequence that has a token more.
+        """
+        work = _Work(
+            owner=sampler_id,
+            operation=operation,
+            future=Future(),
+            tenant=tenant,
+            listener=listener,
+        )
+        return self._queue(self._sampling, work)
+
+    def give_up(self, future: Future[Result]) -> None:
+        """Stop sampling what nobody waits for any more."""
+        if future.cancel() or future.done():
+            return
+        with self._changed:
+            self._given_up.add(future)
+            self._changed.notify()
 
     def close(self) -> None:
         """Stop after the piece of work at hand; what waits is abandoned."""
@@ -59,8 +91,7 @@ class Scheduler:
             self._changed.notify()
         self._thread.join()
 
-    def _queue(self, queue: deque[_Work], owner: str, operation: Operation) -> Future[Result]:
-        work = _Work(owner=owner, operation=operation, future=Future())
+    def _queue(self, queue: deque[_Work], work: _Work) -> Future[Result]:
         with self._changed:
             queue.append(work)
             self._changed.notify()
@@ -70,7 +101,7 @@ class Scheduler:
         budget = MIN_SLICE
         while True:
             with self._changed:
-                while not (self._training or self._sampling or self._decoders or self._closed):
+                while not (self._training or self._sampling or self._decoder.jobs or self._closed):
                     self._changed.wait()
                 if self._closed:
                     return
@@ -83,14 +114,12 @@ class Scheduler:
             self._sample_for(budget)
 
     def _train(self, work: _Work) -> None:
-        if work.operation.kind == UNLOAD_SAMPLER:
-            self._admit()  # requests that came before it
-            sampler_id = str(work.operation.params.get("sampler_id"))
-            if sampler_id in self._decoders:
-                # Its last requests are still decoding; it goes when they are done.
-                self._leaving[sampler_id] = work
-                return
         try:
+            if work.operation.kind == UNLOAD_SAMPLER:
+                self._admit()  # requests that came before it
+                sampler_id = str(work.operation.params.get("sampler_id"))
+                if self._decoder.in_use(sampler_id):
+                    raise InvalidInput(f"Sampler {sampler_id} is in use.")
             work.future.set_result(self._engine.execute(work.owner, work.operation))
         except Exception as error:
             work.future.set_exception(error)
@@ -98,11 +127,12 @@ class Scheduler:
     def _sample_for(self, budget: float) -> None:
         end = time.monotonic() + budget
         while not self._closed:
+            self._drop_given_up()
             self._admit()
-            if not self._decoders:
+            if not self._decoder.jobs:
                 return
-            for sampler_id, decoder in list(self._decoders.items()):
-                self._step(sampler_id, decoder)
+            for job in self._decoder.step():
+                _settle(job)
             if self._training and time.monotonic() >= end:
                 return
 
@@ -112,26 +142,28 @@ class Scheduler:
             if not work.future.set_running_or_notify_cancel():
                 continue
             try:
-                decoder = self._decoders.get(work.owner)
-                if decoder is None:
-                    decoder = Decoder(self._engine, work.owner)
-                elif work.owner in self._leaving:
-                    raise NotFound(f"Sampler {work.owner} is not loaded.")
-                decoder.submit(work.operation, tag=work.future)
-                self._decoders[work.owner] = decoder
+                self._decoder.submit(
+                    work.owner,
+                    work.operation,
+                    tenant=work.tenant,
+                    tag=work.future,
+                    listener=work.listener,
+                )
             except Exception as error:
                 work.future.set_exception(error)
 
-    def _step(self, sampler_id: str, decoder: Decoder) -> None:
-        try:
-            for job in decoder.step():
-                job.tag.set_result(job.result())
-        except Exception as error:
-            for job in decoder.jobs:
-                job.tag.set_exception(error)
-            decoder.jobs = []
-        if not decoder.jobs:
-            del self._decoders[sampler_id]
-            leaving = self._leaving.pop(sampler_id, None)
-            if leaving is not None:
-                self._train(leaving)
+    def _drop_given_up(self) -> None:
+        if not self._given_up:
+            return
+        with self._changed:
+            unwanted, self._given_up = self._given_up, set()
+        for job in [job for job in self._decoder.jobs if job.tag in unwanted]:
+            self._decoder.cancel(job)
+            job.tag.set_exception(InvalidInput("The request was given up."))
+
+
+def _settle(job: Job) -> None:
+    try:
+        job.tag.set_result(job.result())
+    except Exception as error:
+        job.tag.set_exception(error)

@@ -53,6 +53,8 @@ class Job:
     waiting: int = 0
     prefilled: Prefilled | None = None
     scores: PromptScores | None = None
+    places: Array | None = None
+    """Where sparse targets of the prompt stood; handed back beside their logprobs."""
     error: Exception | None = None
 
     @property
@@ -77,6 +79,8 @@ class Job:
             arrays["top.logprobs"] = np.stack([v for s in self.sequences for _, v in s.top])
         if self.scores is not None:
             arrays.update(self.scores.arrays())
+        if self.places is not None:
+            arrays["prompt_targets.places"] = self.places
         return Result(
             params={
                 "stop_reasons": [s.stop_reason for s in self.sequences],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from session_core.operations import Operation, Result
 from session_core.worker_client import Worker, WorkerDied
@@ -66,9 +68,20 @@ class Supervisor:
                 raise EpochPassed("The engine was started anew.")
             return await self._worker.execute(run_id, operation)
 
-    async def sample(self, sampler_id: str, operation: Operation) -> Result:
+    async def sample(self, sampler_id: str, operation: Operation, *, tenant: str) -> Result:
         """Have a sample operation executed, beside training. Raises as `execute`."""
-        return await self._worker.sample(sampler_id, operation)
+        return await self._worker.sample(sampler_id, operation, tenant=tenant)
+
+    def stream(
+        self, sampler_id: str, operation: Operation, *, tenant: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The same token by token, see `Worker.stream`."""
+        return self._worker.stream(sampler_id, operation, tenant=tenant)
+
+    async def tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """Token ids of a chat or a text, see `Worker.tokens`."""
+        await self.ready()
+        return await self._worker.tokens(body)
 
 
 class EpochPassed(Exception):

@@ -6,7 +6,12 @@ whose fault it was: user (status 400) or server (status 500). Torch runs on one 
 its own, so the socket answers while it computes.
 
     POST /execute?owner=RUN       an operation of a run, or of the samplers
-    POST /sample?owner=SAMPLER    a sample operation
+    POST /sample?owner=SAMPLER&tenant=TENANT
+                                  a sample operation; given up when the caller goes away
+    POST /stream?owner=...        the same, answered by a line of JSON for every token:
+                                  {"index", "token", "text", "logprob", "top", "stop_reason"},
+                                  and in the end {"result": {...}} or {"failure": {...}}
+    POST /tokens                  {"messages": [...]} or {"text"} -> {"tokens": [...]}
     GET  /health                  what is loaded
 
 The process ends when its standard input does, that is when its parent is gone, however it
@@ -28,14 +33,16 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from registry.errors import SlipwayError
+from registry.errors import InvalidInput, SlipwayError
 from session_core.engine import Engine
 from session_core.model import open_base
 from session_core.operations import Result, decode, encode
 from session_core.scheduler import Scheduler
+from session_core.streaming import describe_failure, stream_sample
+from session_core.text import render_chat, tokens_of
 
 _log = logging.getLogger("session_core.worker")
 _SERVER_FAULT = 500
@@ -50,7 +57,37 @@ def create_app(engine: Engine, scheduler: Scheduler) -> Starlette:
 
     async def sample(request: Request) -> Response:
         operation = decode(await request.body())
-        return await _answer(scheduler.sample(request.query_params["owner"], operation))
+        future = scheduler.sample(
+            request.query_params["owner"],
+            operation,
+            tenant=request.query_params.get("tenant", ""),
+        )
+        gone = asyncio.ensure_future(_gone(request))
+        gone.add_done_callback(lambda _: scheduler.give_up(future))
+        try:
+            return await _answer(future)
+        finally:
+            gone.cancel()
+
+    async def stream(request: Request) -> Response:
+        operation = decode(await request.body())
+        lines = stream_sample(
+            scheduler,
+            engine.base.tokenizer,
+            request.query_params["owner"],
+            operation,
+            tenant=request.query_params.get("tenant", ""),
+        )
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def tokens(request: Request) -> Response:
+        body = await request.json()
+        tokenizer = engine.base.tokenizer
+        if "messages" in body:
+            found = await asyncio.to_thread(render_chat, tokenizer, **body)
+        else:
+            found = await asyncio.to_thread(tokens_of, tokenizer, body["text"])
+        return JSONResponse({"tokens": found})
 
     async def health(request: Request) -> Response:
         del request
@@ -73,6 +110,8 @@ def create_app(engine: Engine, scheduler: Scheduler) -> Starlette:
         routes=[
             Route("/execute", execute, methods=["POST"]),
             Route("/sample", sample, methods=["POST"]),
+            Route("/stream", stream, methods=["POST"]),
+            Route("/tokens", tokens, methods=["POST"]),
             Route("/health", health),
         ],
         exception_handlers={SlipwayError: failed},
@@ -82,33 +121,25 @@ def create_app(engine: Engine, scheduler: Scheduler) -> Starlette:
 async def _answer(future: Future[Result]) -> Response:
     try:
         result = await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if not future.cancelled():
+            raise
+        return failure(InvalidInput("The request was given up."))
     except Exception as error:
         return failure(error)
     return Response(encode(result), media_type="application/octet-stream")
 
 
+async def _gone(request: Request) -> None:
+    """Return when the caller has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def failure(error: Exception) -> Response:
     """The response that tells of a failed operation."""
-    if isinstance(error, SlipwayError):
-        category = "user" if error.status < _SERVER_FAULT else "server"
-        message = error.message
-    else:
-        category = "server"
-        message = _describe(error)
-        _log.error("operation failed", exc_info=error)
-    status = 400 if category == "user" else _SERVER_FAULT
-    return JSONResponse({"message": message, "category": category}, status_code=status)
-
-
-def _describe(error: Exception) -> str:
-    text = str(error)
-    out = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if out or "allocate memory" in text or "out of memory" in text.lower():
-        return (
-            "The engine ran out of memory; the run is as it was before the operation. Send "
-            "fewer or shorter datums in one call, or give the machine more memory."
-        )
-    return f"The engine failed: {type(error).__name__}: {text}"
+    body = describe_failure(error)
+    return JSONResponse(body, status_code=400 if body["category"] == "user" else _SERVER_FAULT)
 
 
 def _end_with_parent() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -158,26 +160,60 @@ class Worker:
         """
         return await self._post("/execute", run_id, operation)
 
-    async def sample(self, sampler_id: str, operation: Operation) -> Result:
-        """Have a sample operation executed. Raises as `execute` does."""
-        return await self._post("/sample", sampler_id, operation)
+    async def sample(self, sampler_id: str, operation: Operation, *, tenant: str = "") -> Result:
+        """Have a sample operation executed. Raises as `execute` does.
 
-    async def _post(self, path: str, owner: str, operation: Operation) -> Result:
+        Cancelled, it stops the sampling. Tenants share what is decoded at once.
+        """
+        return await self._post("/sample", sampler_id, operation, tenant=tenant)
+
+    async def stream(
+        self, sampler_id: str, operation: Operation, *, tenant: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        """A sample operation token by token, see `session_core.streaming`; the last item has
+        the key ``result``. Closed early, it stops the sampling. Raises as `execute` does."""
+        params = {"owner": sampler_id, "tenant": tenant}
+        async with self._calling("stream") as client:
+            request = client.stream("POST", "/stream", params=params, content=encode(operation))
+            async with request as response:
+                if response.status_code != _OK:
+                    await response.aread()
+                    raise _failure(response.json())
+                async for line in response.aiter_lines():
+                    item = json.loads(line)
+                    if "failure" in item:
+                        raise _failure(item["failure"])
+                    yield item
+
+    async def tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """Token ids of a chat (``messages``) or a ``text``. Raises as `execute` does."""
+        async with self._calling("tokens") as client:
+            response = await client.post("/tokens", json=dict(body))
+        if response.status_code != _OK:
+            raise _failure(response.json())
+        found: list[int] = response.json()["tokens"]
+        return found
+
+    async def _post(self, path: str, owner: str, operation: Operation, **more: str) -> Result:
+        body = encode(operation)
+        async with self._calling(operation.kind) as client:
+            response = await client.post(path, params={"owner": owner, **more}, content=body)
+        if response.status_code == _OK:
+            return decode_result(response.content)
+        raise _failure(response.json())
+
+    @contextlib.asynccontextmanager
+    async def _calling(self, what: str) -> AsyncIterator[httpx.AsyncClient]:
         client, process = self._client, self._process
         if client is None or process is None:
             raise WorkerDied("The engine is not running.")
-        body = encode(operation)
         try:
-            response = await client.post(path, params={"owner": owner}, content=body)
+            yield client
         except (httpx.TransportError, RuntimeError) as error:
             # RuntimeError: the client was closed by a stop while this call waited.
             # A process that dropped a call is of no use; make sure that it is gone.
             await _end(process)
-            raise WorkerDied(f"The engine went away during {operation.kind}.") from error
-        if response.status_code == _OK:
-            return decode_result(response.content)
-        failure = response.json()
-        raise OperationFailed(failure["message"], failure["category"])
+            raise WorkerDied(f"The engine went away during {what}.") from error
 
     async def _ready(self) -> bool:
         assert self._client is not None
@@ -217,6 +253,10 @@ class Worker:
             return self._wanted_socket
         self._temporary = Path(tempfile.mkdtemp(prefix="slipway-"))
         return self._temporary / "worker.sock"
+
+
+def _failure(body: Mapping[str, str]) -> OperationFailed:
+    return OperationFailed(body["message"], body["category"])
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

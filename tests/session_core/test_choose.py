@@ -81,7 +81,7 @@ def test_company_does_not_change_what_a_seed_means() -> None:
 def test_samples_of_one_request_differ() -> None:
     item = request(seed=1)
     assert item.stream_of(0).random() != item.stream_of(1).random()
-    assert item.stream_of(0).random() == stream(item, 0).random()
+    assert item.stream_of(0).random() == item.stream_of(0).random()
 
 
 def test_no_draw_picks_what_a_filter_took_out() -> None:

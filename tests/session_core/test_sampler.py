@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from registry.errors import InvalidInput, NotFound
 from session_core.engine import Engine
 from session_core.operations import Operation, Result, split
 from session_core.sampler import Decoder, sample_all
+from session_core.sequences import Job
 
 Make = Callable[..., Any]
 RNG = np.random.default_rng(4)
@@ -219,3 +222,147 @@ def test_samplers_come_and_go(trained: Engine) -> None:
             "",
             Operation(kind="load_sampler", params={"sampler_id": "x", "folder": "/nonexistent"}),
         )
+
+
+def test_adapters_share_a_batch_and_never_mix(
+    trained: Engine, datums: Make, tmp_path: Path
+) -> None:
+    """Rows of three adapters and of the base, in one batch, against each alone."""
+    names = ["base", "adapted"]
+    for number, spec in enumerate(({"rank": 1}, {"rank": 7, "train_attn": False})):
+        run = f"other{number}"
+        trained.execute(run, Operation(kind="create_run", params={"seed": number, **spec}))
+        for turn in range(3):
+            arrays = datums(seed=50 + number + turn)
+            loss = {"loss_fn": "cross_entropy"}
+            trained.execute(run, Operation(kind="forward_backward", params=loss, arrays=arrays))
+            step = Operation(kind="optim_step", params={"learning_rate": 2e-2})
+            trained.execute(run, step)
+        folder = tmp_path / run
+        folder.mkdir()
+        trained.execute(run, Operation(kind="save_weights", params={"folder": str(folder)}))
+        load = {"sampler_id": run, "folder": str(folder)}
+        trained.execute("", Operation(kind="load_sampler", params=load))
+        names.append(run)
+    asks = [
+        (name, sample(p, seed=i, stop=[], prompt_logprobs=True, max_tokens=6 + i))
+        for i, p in enumerate(PROMPTS)
+        for name in names
+    ]
+    alone = [sample_all(trained, name, [item])[0] for name, item in asks]
+    decoder = Decoder(trained, rows=20)
+    jobs = [decoder.submit(name, item) for name, item in asks]
+    slots = 0
+    while decoder.jobs:
+        decoder.step()
+        slots = max(slots, len({s.job.slot for s in decoder._rows}))
+        trained.adapters.use(None)  # whatever was active in between
+    assert slots == 4, "the rows did not share a batch"
+    for job, expected in zip(jobs, alone, strict=True):
+        assert sequences(job.result()) == sequences(expected)
+        for key in ("logprobs", "prompt_logprobs"):
+            np.testing.assert_allclose(
+                job.result().arrays[key], expected.arrays[key], atol=1e-4, err_msg=key
+            )
+
+
+def test_the_likeliest_of_each_sampled_token(trained: Engine) -> None:
+    operations = [
+        sample(p, seed=i, stop=[], top_sample=3, num_samples=2) for i, p in enumerate(PROMPTS)
+    ]
+    for prompt, result in zip(PROMPTS, sample_all(trained, "base", operations), strict=True):
+        offsets = result.arrays["tokens.offsets"]
+        for row, tokens in enumerate(sequences(result)):
+            part = slice(offsets[row], offsets[row + 1])
+            whole = torch.tensor([*prompt.tolist(), *tokens])
+            trained.adapters.use(None)
+            with torch.no_grad():
+                scores = trained.base.logits(whole[None])[0].log_softmax(-1)
+            best = scores[len(prompt) - 1 : -1].topk(3)
+            np.testing.assert_allclose(
+                result.arrays["top.logprobs"][part], best.values.numpy(), atol=2e-4
+            )
+            assert result.arrays["top.ids"][part].tolist() == best.indices.tolist()
+
+
+def test_a_prompt_is_computed_once_for_all_its_samples(
+    trained: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    plain = type(trained.base).prompt_positions
+
+    def counted(base: Any, tokens: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        computed.append(len(tokens))
+        return plain(base, tokens, *rest, **more)
+
+    monkeypatch.setattr(type(trained.base), "prompt_positions", counted)
+    many = sample(PROMPTS[3], seed=1, stop=[], num_samples=30, max_tokens=5)
+    (squeezed,) = sample_all(trained, "adapted", [many], rows=4)
+    assert computed == [1], "more samples than rows, and yet one prompt"
+    monkeypatch.undo()
+    (free,) = sample_all(trained, "adapted", [many])
+    assert sequences(squeezed) == sequences(free)
+
+
+def test_a_failure_is_of_those_it_befell(trained: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(trained)
+    running = decoder.submit("base", sample(PROMPTS[0], seed=1, stop=[]))
+    decoder.step()
+    plain = type(trained.base).prompt_positions
+
+    def broken(base: Any, *rest: Any, **more: Any) -> torch.Tensor:
+        raise MemoryError("no room for this prompt")
+
+    monkeypatch.setattr(type(trained.base), "prompt_positions", broken)
+    befallen = decoder.submit("adapted", sample(PROMPTS[1], seed=1))
+    assert decoder.step() == [befallen]
+    monkeypatch.setattr(type(trained.base), "prompt_positions", plain)
+    with pytest.raises(MemoryError):
+        befallen.result()
+    while decoder.jobs:
+        decoder.step()
+    assert len(sequences(running.result())[0]) == 12
+
+
+def test_a_cancelled_job_frees_its_rows(trained: Engine) -> None:
+    decoder = Decoder(trained, rows=4)
+    keep = decoder.submit("base", sample(PROMPTS[0], seed=1, stop=[]))
+    cancelled = decoder.submit("base", sample(PROMPTS[1], num_samples=9, stop=[]))
+    decoder.step()
+    decoder.cancel(cancelled)
+    assert not decoder.in_use("adapted")
+    assert decoder.in_use("base")
+    while decoder.jobs:
+        decoder.step()
+    (alone,) = sample_all(trained, "base", [sample(PROMPTS[0], seed=1, stop=[])])
+    assert sequences(keep.result()) == sequences(alone)
+
+
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_and_goes_each_gets_its_own(trained: Engine, seed: int) -> None:
+    """Random arrivals, cancellations, lengths and rows, against each request alone."""
+    random = np.random.default_rng(seed)
+    decoder = Decoder(trained, rows=int(random.integers(1, 9)))
+    asked: list[tuple[str, Operation, Job]] = []
+    for _ in range(12):
+        name = str(random.choice(["base", "adapted"]))
+        operation = sample(
+            random.integers(3, 380, size=random.integers(1, 30)),
+            seed=int(random.integers(100)),
+            temperature=float(random.choice([0.0, 1.0])),
+            num_samples=int(random.integers(1, 4)),
+            max_tokens=int(random.integers(1, 9)),
+            stop=[],
+        )
+        asked.append((name, operation, decoder.submit(name, operation, tenant=name)))
+        for _ in range(int(random.integers(3))):
+            decoder.step()
+        if random.random() < 0.2:
+            *_, last = asked.pop()
+            decoder.cancel(last)
+    while decoder.jobs:
+        decoder.step()
+    for name, operation, job in asked:
+        (alone,) = sample_all(trained, name, [operation])
+        assert sequences(job.result()) == sequences(alone)

@@ -89,13 +89,48 @@ def test_a_flood_of_training_does_not_starve_samples(scheduler: Scheduler, datum
         future.result(WAIT)
 
 
-def test_a_sampler_leaves_after_its_last_request(scheduler: Scheduler) -> None:
+def test_a_sampler_that_is_in_use_stays(scheduler: Scheduler) -> None:
     running = scheduler.sample("base", sample(200))
-    leaving = scheduler.execute("", Operation(kind="unload_sampler", params={"sampler_id": "base"}))
+    unload = Operation(kind="unload_sampler", params={"sampler_id": "base"})
+    with pytest.raises(InvalidInput, match="base is in use"):
+        scheduler.execute("", unload).result(WAIT)
     assert len(running.result(WAIT).arrays["tokens"]) == 200
-    leaving.result(WAIT)
+    scheduler.execute("", unload).result(WAIT)
     with pytest.raises(NotFound):
         scheduler.sample("base", sample()).result(WAIT)
+
+
+def test_a_flood_of_one_tenant_does_not_starve_another(scheduler: Scheduler) -> None:
+    flood = [scheduler.sample("base", sample(100, seed=n), tenant="a") for n in range(300)]
+    scheduler.sample("base", sample(20), tenant="b").result(WAIT)
+    assert sum(future.done() for future in flood) <= 64, "more than one batch came before it"
+    for future in flood:
+        future.result(WAIT)
+
+
+def test_samples_that_are_given_up_make_room(scheduler: Scheduler) -> None:
+    flood = [scheduler.sample("base", sample(240, seed=n)) for n in range(400)]
+    time.sleep(0.2)
+    for future in flood:
+        scheduler.give_up(future)
+    started = time.monotonic()
+    assert len(scheduler.sample("base", sample()).result(WAIT).arrays["tokens"]) == 5
+    assert sum(f.cancelled() or f.exception(WAIT) is not None for f in flood) > 300
+    assert time.monotonic() - started < 10
+
+
+def test_a_listener_hears_every_token(scheduler: Scheduler) -> None:
+    heard: list[tuple[int, int, str]] = []
+
+    def listen(sequence: Any) -> None:
+        heard.append((sequence.index, sequence.tokens[-1], sequence.stop_reason))
+
+    result = scheduler.sample("base", sample(7, num_samples=2), listener=listen).result(WAIT)
+    rows = np.split(result.arrays["tokens"], result.arrays["tokens.offsets"][1:-1])
+    for index, row in enumerate(rows):
+        mine = [(token, reason) for number, token, reason in heard if number == index]
+        assert [token for token, _ in mine] == row.tolist()
+        assert [reason for _, reason in mine] == [""] * 6 + ["length"]
 
 
 def test_work_that_was_given_up_is_not_done(scheduler: Scheduler, datums: Make) -> None:

@@ -7,9 +7,12 @@ import math
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
 from registry import InvalidInput
+from session_core.dialects.tinker.protobuf import dense_of_csr
+from session_core.operations import Array
 from session_core.requests import MAX_SAMPLES
 
 # A name, an id: longer ones are nobody's.
@@ -215,6 +218,42 @@ class SamplingParams(BaseModel):
     top_p: float = 1.0
 
 
+class Tensor(BaseModel):
+    """A tensor, dense or in compressed sparse rows."""
+
+    data: list[int]
+    shape: list[int]
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+    def arrays(self, name: str) -> dict[str, Array]:
+        """As arrays of an operation: the dense one, -1 where a sparse one lists nothing, and
+        then where its numbers stand.
+
+        Raises: InvalidInput: if the numbers do not fill the shape.
+        """
+        if len(self.shape) != 2 or not all(0 <= extent < 2**20 for extent in self.shape):
+            raise InvalidInput(f"{name} must have two dimensions, not shape {self.shape}")
+        if any(not -(2**31) <= number < 2**31 for number in self.data):
+            raise InvalidInput(f"{name} holds token ids that no vocabulary holds")
+        rows, width = self.shape
+        data = np.array(self.data, np.int64)
+        if self.sparse_crow_indices is None or self.sparse_col_indices is None:
+            if len(data) != rows * width:
+                raise InvalidInput(f"{name}: {len(data)} numbers do not fill shape {self.shape}")
+            return {name: data.reshape(rows, width)}
+        dense = dense_of_csr(
+            name,
+            data,
+            np.array(self.sparse_crow_indices, np.int64),
+            np.array(self.sparse_col_indices, np.int64),
+            (rows, width),
+            fill=-1,
+        )
+        places = np.repeat(np.arange(rows), np.diff(self.sparse_crow_indices)) * width
+        return {name: dense, f"{name}.places": places + np.array(self.sparse_col_indices)}
+
+
 class Sample(BaseModel):
     """A sampling request."""
 
@@ -228,26 +267,29 @@ class Sample(BaseModel):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None
 
-    def check(self) -> None:
-        """Raises: InvalidInput: naming what is asked for and not served."""
-        wanted = {
-            "topk_prompt_logprobs": self.topk_prompt_logprobs,
-            "topk_sample_logprobs": self.topk_sample_logprobs,
-            "target_prompt_logprobs": self.target_prompt_logprobs,
-            "prompt_alt_tokens_k": self.prompt_alt_tokens_k,
-            "prompt_logprobs_last_n": self.prompt_logprobs_last_n,
-            "record_stability_info": self.record_stability_info,
-        }
-        asked = [name for name, value in wanted.items() if value]
-        if asked:
-            raise InvalidInput(f"{', '.join(asked)} is not served here yet")
+    def params(self) -> dict[str, Any]:
+        """As a sample operation's parameters.
+
+        Raises: InvalidInput: naming what is asked for and not served.
+        """
+        if self.record_stability_info:
+            raise InvalidInput("record_stability_info is not served here")
         if self.sampling_session_id is None:
             raise InvalidInput("a sample needs a sampling_session_id: create a sampling client")
+        return {
+            **self.sampling_params.model_dump(),
+            "num_samples": self.num_samples,
+            "prompt_logprobs": bool(self.prompt_logprobs),
+            "top_prompt": self.topk_prompt_logprobs,
+            "top_sample": self.topk_sample_logprobs,
+            "last_scored": self.prompt_logprobs_last_n,
+            "alternatives": self.prompt_alt_tokens_k,
+        }
 
 
 class RetrieveFuture(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from session_core.dialects.tinker.protobuf import (
     forward_backward_output,
     sample_response,
 )
-from session_core.operations import Operation, Result
+from session_core.operations import Array, Operation, Result
 from session_core.service import Outcome, SessionService
 
 # The client gives a poll 45 s; it asks again at once after an empty answer.
@@ -27,11 +28,14 @@ TOKEN_BOUNDS = np.iinfo(np.int32)
 TRAINING = frozenset({op.FORWARD, op.FORWARD_BACKWARD})
 
 
-def sample_operation(tokens: list[int], params: dict[str, Any]) -> Operation:
+def sample_operation(
+    tokens: list[int], params: dict[str, Any], more: Mapping[str, Array] | None = None
+) -> Operation:
     """A sample operation. Raises: InvalidInput: for token ids that no vocabulary holds."""
     if any(not 0 <= token <= TOKEN_BOUNDS.max for token in tokens):
         raise InvalidInput("the prompt holds token ids that no vocabulary holds")
-    return Operation(kind=op.SAMPLE, params=params, arrays={"tokens": np.array(tokens, np.int32)})
+    arrays = {"tokens": np.array(tokens, np.int32), **(more or {})}
+    return Operation(kind=op.SAMPLE, params=params, arrays=arrays)
 
 
 def add_routes(routes: APIRouter, service: SessionService) -> None:

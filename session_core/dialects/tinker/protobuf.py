@@ -132,16 +132,31 @@ def _tensor(where: str, tensor: Any) -> Array:
 
 
 def _dense(where: str, csr: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    values = _numbers(where, csr.values, dtype)
-    rows = _numbers(where, csr.crow_indices, np.dtype("<i8"))
-    columns = _numbers(where, csr.col_indices, np.dtype("<i8"))
-    if len(shape) != 2 or int(np.prod(shape, dtype=object)) * dtype.itemsize > LARGEST_BODY:
+    return dense_of_csr(
+        where,
+        _numbers(where, csr.values, dtype),
+        _numbers(where, csr.crow_indices, np.dtype("<i8")),
+        _numbers(where, csr.col_indices, np.dtype("<i8")),
+        shape,
+    )
+
+
+def dense_of_csr(
+    where: str, values: Array, rows: Array, columns: Array, shape: tuple[int, ...], *, fill: int = 0
+) -> Array:
+    """A matrix given by compressed sparse rows, `fill` where nothing is listed.
+
+    Raises:
+        InvalidInput: if the indices do not fit, or the whole matrix were over 64 MiB.
+    """
+    size = values.dtype.itemsize
+    if len(shape) != 2 or int(np.prod(shape, dtype=object)) * size > LARGEST_BODY:
         raise InvalidInput(f"{where}: shape {list(shape)} is no sparse matrix that fits")
     whole = len(rows) == shape[0] + 1 and rows[0] == 0 and rows[-1] == len(values)
     inside = ((columns >= 0) & (columns < shape[1])).all()
     if not (whole and inside and len(values) == len(columns) and (np.diff(rows) >= 0).all()):
         raise InvalidInput(f"{where}: its CSR indices do not fit shape {list(shape)}")
-    dense = np.zeros(shape, dtype)
+    dense = np.full(shape, fill, values.dtype)
     dense[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
     return dense
 
@@ -173,11 +188,12 @@ def forward_backward_output(result: Result) -> bytes:
 def sample_response(result: Result) -> bytes:
     """A result's SampleResponse."""
     message = pb.SampleResponse()
-    offsets = result.arrays["tokens.offsets"]
+    arrays = result.arrays
+    offsets = arrays["tokens.offsets"]
     rows = zip(
         result.params["stop_reasons"],
-        split(result.arrays["tokens"], offsets),
-        split(result.arrays["logprobs"], offsets),
+        split(arrays["tokens"], offsets),
+        split(arrays["logprobs"], offsets),
         strict=True,
     )
     for reason, tokens, logprobs in rows:
@@ -186,7 +202,55 @@ def sample_response(result: Result) -> bytes:
             tokens=tokens.astype("<i4").tobytes(),
             logprobs=logprobs.astype("<f4").tobytes(),
         )
-    if "prompt_logprobs" in result.arrays:
-        message.prompt_logprobs = result.arrays["prompt_logprobs"].astype("<f4").tobytes()
+    if "top.ids" in arrays:
+        tops = zip(
+            message.sequences,
+            split(arrays["top.ids"], offsets),
+            split(arrays["top.logprobs"], offsets),
+            strict=True,
+        )
+        for sequence, ids, scores in tops:
+            _fill_top(sequence.topk_sampled_logprobs, ids, scores)
+    if "prompt_logprobs" in arrays:
+        message.prompt_logprobs = arrays["prompt_logprobs"].astype("<f4").tobytes()
+    if "prompt_top.ids" in arrays:
+        _fill_top(
+            message.topk_prompt_logprobs, arrays["prompt_top.ids"], arrays["prompt_top.logprobs"]
+        )
+    if "prompt_targets.logprobs" in arrays:
+        found = arrays["prompt_targets.logprobs"]
+        _fill_targets(message.target_prompt_logprobs, found, arrays.get("prompt_targets.places"))
+    if "prompt_alternatives.ids" in arrays:
+        drawn = message.prompt_alt_tokens
+        _fill_dense(drawn.tokens, arrays["prompt_alternatives.ids"], "<i8", pb.DTYPE_INT64)
+        scores = arrays["prompt_alternatives.logprobs"]
+        _fill_dense(drawn.logprobs, scores, "<f4", pb.DTYPE_FLOAT32)
     data: bytes = message.SerializeToString()
     return data
+
+
+def _fill_top(message: Any, ids: Array, logprobs: Array) -> None:
+    message.length, message.k = ids.shape
+    message.token_ids = ids.astype("<i4").tobytes()
+    message.logprobs = logprobs.astype("<f4").tobytes()
+
+
+def _fill_dense(message: Any, array: Array, dtype: str, code: int) -> None:
+    message.dense = array.astype(dtype).tobytes()
+    message.dtype = code
+    message.shape.extend(array.shape)
+
+
+def _fill_targets(message: Any, logprobs: Array, places: Array | None) -> None:
+    """Logprobs in the layout the targets had: dense, or where the sparse ones stood."""
+    if places is None:
+        _fill_dense(message, logprobs, "<f4", pb.DTYPE_FLOAT32)
+        return
+    rows, width = logprobs.shape
+    message.dtype = pb.DTYPE_FLOAT32
+    message.shape.extend((rows, width))
+    counts = np.bincount(places // max(1, width), minlength=rows)
+    csr = message.sparse_csr
+    csr.values = logprobs.reshape(-1)[places].astype("<f4").tobytes()
+    csr.crow_indices = np.concatenate([[0], np.cumsum(counts)]).astype("<i8").tobytes()
+    csr.col_indices = (places % max(1, width)).astype("<i8").tobytes()

@@ -259,14 +259,11 @@ def _sampling(routes: APIRouter, service: SessionService) -> None:
 
     @routes.post("/asample")
     async def asample(caller: Caller, body: bodies.Sample) -> dict[str, Any]:
-        body.check()
+        more = {}
+        if body.target_prompt_logprobs is not None:
+            more = body.target_prompt_logprobs.arrays("prompt_targets")
+        operation = futures.sample_operation(body.prompt.tokens(), body.params(), more)
         assert body.sampling_session_id is not None
-        params = {
-            **body.sampling_params.model_dump(),
-            "num_samples": body.num_samples,
-            "prompt_logprobs": bool(body.prompt_logprobs),
-        }
-        operation = futures.sample_operation(body.prompt.tokens(), params)
         sample = await service.sample(caller, body.sampling_session_id, operation, seq=body.seq_id)
         ids = [f"{sample.id}:{number}" for number in range(sample.num_samples)]
         return {"request_id": sample.id, "sample_sequence_ids": ids}
