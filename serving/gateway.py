@@ -1,9 +1,10 @@
 """The gateway: the OpenAI routes in front of the replicas, a process of its own.
 
-    python -m serving.gateway --routes FILE --host 127.0.0.1 --port 8001
+    python -m serving.gateway --routes FILE --host 127.0.0.1 --port 8001 [--live URL]
 
 It reads which endpoints and keys there are from a snapshot file (`routes.py`) and needs no
-database and no control plane to serve. Only the routes listed in `create_app` exist, and all
+database and no control plane to serve; live sessions alone are the control plane's, which
+`--live` names. Only the routes listed in `create_app` exist, and all
 but `/healthz` demand a key.
 """
 
@@ -29,6 +30,7 @@ from serving.gateway_auth import KeyMiddleware
 from serving.openai_errors import error_response, unknown_model
 from serving.passthrough import Passthrough
 from serving.routes import Route, RoutesFile
+from serving.targets import Targets
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 # Below the 5 s after which the replicas' server closes idle connections, so that a request is
@@ -37,13 +39,16 @@ _KEEPALIVE_S = 2.0
 _DRAIN_S = 10
 
 
-def create_app(routes: Path, *, max_body: int = MAX_BODY_BYTES) -> Starlette:
+def create_app(
+    routes: Path, *, live: str | None = None, max_body: int = MAX_BODY_BYTES
+) -> Starlette:
     """The gateway's application, reading the snapshot at `routes`.
 
+    `live`: the address of the control plane that has the live sessions, if there is one.
     `max_body`: the largest request body in bytes; more is answered with 413.
     """
     table = RoutesFile(routes)
-    passthrough = Passthrough(table, _client(), max_body=max_body)
+    passthrough = Passthrough(Targets(table, live=live), _client(), max_body=max_body)
 
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -115,11 +120,12 @@ def main() -> None:
     parser.add_argument("--routes", type=Path, required=True, help="the routes snapshot file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--live", help="the control plane's address, for live sessions")
     arguments = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel("WARNING")
     config = uvicorn.Config(
-        create_app(arguments.routes),
+        create_app(arguments.routes, live=arguments.live),
         host=arguments.host,
         port=arguments.port,
         access_log=False,

@@ -14,7 +14,8 @@ class KeyMiddleware:
     """Default-deny: every path outside `public` needs a key of the snapshot.
 
     The key comes as `X-API-Key` or as `Authorization: Bearer`. The tenant it belongs to is put
-    into `request.state.tenant_id`. A refusal tells nothing of what exists behind it.
+    into `request.state.tenant_id`, and it into `request.state.key`. A refusal tells nothing of
+    what exists behind it.
     """
 
     def __init__(self, app: ASGIApp, *, routes: RoutesFile, public: frozenset[str]) -> None:
@@ -40,5 +41,5 @@ class KeyMiddleware:
             )
             await refusal(scope, receive, send)
             return
-        scope.setdefault("state", {})["tenant_id"] = tenant_id
+        scope.setdefault("state", {}).update(tenant_id=tenant_id, key=key)
         await self._app(scope, receive, send)

@@ -32,6 +32,7 @@ def snapshot_path(home: Path) -> Path:
 class GatewayProcess:
     """The gateway of the server at `home`, listening on `host`:`port`.
 
+    `live`: the control plane's address, which answers for live sessions.
     `start_timeout`: seconds until it must answer. `grace`: seconds between SIGTERM and SIGKILL.
     """
 
@@ -41,12 +42,14 @@ class GatewayProcess:
         home: Path,
         host: str = "127.0.0.1",
         port: int = 8001,
+        live: str | None = None,
         start_timeout: float = 60.0,
         grace: float = 5.0,
     ) -> None:
         self._home = home.resolve()
         self._host = host
         self._port = port
+        self._live = live
         self._start_timeout = start_timeout
         self._grace = grace
         self._record = self._home / "gateway" / "process.json"
@@ -72,6 +75,7 @@ class GatewayProcess:
             *(sys.executable, "-m", "serving.gateway"),
             *("--routes", str(snapshot_path(self._home))),
             *("--host", self._host, "--port", str(self._port)),
+            *(("--live", self._live) if self._live is not None else ()),
         ]
         self._process = spawn(command, environment={}, log=self._log, folder=self._home)
         self._leader = identify(self._process.pid)

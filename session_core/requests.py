@@ -26,6 +26,8 @@ _KNOWN = frozenset(
         "top_p",
         "seed",
         "stop",
+        "stop_token_ids",
+        "stop_at_end",
         "num_samples",
         "prompt_logprobs",
         "top_prompt",
@@ -93,7 +95,8 @@ def read_request(
     """Check a sample operation. Raises InvalidInput naming what is wrong.
 
     `stop` None stops at the end-of-text tokens; a list, even an empty one, takes their
-    place. Without a seed one is drawn. A prompt must leave room for one token.
+    place, unless `stop_at_end` keeps them beside it. `stop_token_ids` come on top. Without a
+    seed one is drawn. A prompt must leave room for one token.
     """
     params = operation.params
     unknown = sorted(set(params) - _KNOWN)
@@ -113,6 +116,8 @@ def read_request(
     room = context - len(tokens)
     max_tokens = _whole(params, "max_tokens", room, 1, None)
     stop_tokens, stop_texts = _stops(params.get("stop"), eos)
+    more_tokens, _ = _stops(params.get("stop_token_ids") or (), eos)
+    stop_tokens |= more_tokens | (eos if params.get("stop_at_end") else frozenset())
     most = min(MAX_TOP, vocabulary)
     prompt_logprobs = bool(params.get("prompt_logprobs", False))
     last_scored = _whole(params, "last_scored", 0, 1, None)

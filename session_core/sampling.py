@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from asyncio import to_thread
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class Samples:
         self._by_seq: dict[tuple[str, int], str] = {}
         self._loaded: OrderedDict[str, int] = OrderedDict()  # sampler id -> epoch
         self._loading = asyncio.Lock()
+        self._recording: set[asyncio.Future[None]] = set()
         self._users: Counter[str] = Counter()  # requests under way, by sampler
 
     def submit(
@@ -93,10 +94,11 @@ class Samples:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._recording, return_exceptions=True)
 
     async def stream(
         self, sampler: Sampler, operation: Operation, *, caller: Principal
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """A request answered token by token, see `session_core.streaming`.
 
         What was sampled is metered, also when the caller goes away before the end.
@@ -107,13 +109,13 @@ class Samples:
             await self._load(sampler)
             lines = self._supervisor.stream(sampler.id, operation, tenant=caller.tenant_id)
             try:
-                async with contextlib.aclosing(lines):  # type: ignore[type-var]
+                async with contextlib.aclosing(lines):
                     async for line in lines:
                         counts[UsageKind.SAMPLE] += "token" in line
                         yield line
             finally:
                 if counts[UsageKind.SAMPLE]:
-                    await to_thread(self._meter, request_id, sampler, counts, caller)
+                    await self._record(request_id, sampler, counts, caller)
 
     async def _run(
         self, request_id: str, sampler: Sampler, operation: Operation, caller: Principal
@@ -124,7 +126,7 @@ class Samples:
             UsageKind.PREFILL: int(result.params["prompt_tokens"]),
             UsageKind.SAMPLE: len(result.arrays["tokens"]),
         }
-        await to_thread(self._meter, request_id, sampler, counts, caller)
+        await self._record(request_id, sampler, counts, caller)
         return result
 
     async def _until_done(self, sampler: Sampler, operation: Operation, tenant: str) -> Result:
@@ -175,6 +177,19 @@ class Samples:
                 except OperationFailed:
                     continue  # A request that was given up is still being decoded.
             del self._loaded[name]
+
+    async def _record(
+        self,
+        request_id: str,
+        sampler: Sampler,
+        counts: Mapping[UsageKind, int],
+        caller: Principal,
+    ) -> None:
+        """Enter what was computed into the ledger, also when whoever asked is given up."""
+        writing = asyncio.ensure_future(to_thread(self._meter, request_id, sampler, counts, caller))
+        self._recording.add(writing)
+        writing.add_done_callback(self._recording.discard)
+        await asyncio.shield(writing)
 
     def _meter(
         self,

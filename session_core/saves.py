@@ -230,6 +230,10 @@ class Saver:
             )
         return self._registry.versions.by_id(saved.version_id)
 
+    def version(self, version_id: str) -> VersionView:
+        """A version by its id."""
+        return self._registry.versions.by_id(version_id)
+
     def files_of(self, saved: Saved) -> dict[str, Path]:
         """The files of what a path names, by their path within it."""
         if saved.version_id is None:

@@ -29,6 +29,7 @@ from session_core import operations as op
 from session_core.hints import LORAPLUS_KEY, lr_ratio_of
 from session_core.lines import Limits, Line
 from session_core.listing import Listing
+from session_core.live import Live
 from session_core.log import OperationLog
 from session_core.models import (
     LoggedOperation,
@@ -110,6 +111,12 @@ class SessionService:
             saver=self.saver,
             usage=registry.usage,
             new_id=registry.new_id,
+        )
+        self.live = Live(
+            operations=self.operations,
+            saver=self.saver,
+            samples=self._samples,
+            supervisor=self._supervisor,
         )
         self.signer = Signer(home / "signing.key", registry.clock)
         self._home = home

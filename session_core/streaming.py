@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from registry.errors import SlipwayError
@@ -21,10 +22,9 @@ _log = logging.getLogger("session_core.worker")
 
 async def stream_sample(
     scheduler: Scheduler, tokenizer: Any, sampler_id: str, operation: Operation, *, tenant: str
-) -> AsyncIterator[str]:
-    """Lines of JSON: one a token, then the result's parameters or the failure.
-
-    Closing it gives the request up.
+) -> AsyncGenerator[str, None]:
+    """Lines of JSON: one a token, then what was asked of the prompt and the result's
+    parameters, or the failure. Closing it gives the request up.
     """
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[tuple[int, int, float, list[Any], str] | None] = asyncio.Queue()
@@ -47,7 +47,8 @@ async def stream_sample(
     try:
         while (event := await events.get()) is not None:
             index, token, logprob, top, reason = event
-            text = texts.setdefault(index, TextStream(tokenizer)).step(token)
+            stream = texts.setdefault(index, TextStream(tokenizer))
+            text = stream.step(token) + (stream.end() if reason else "")
             named = [(token_text(tokenizer, other), score) for other, score in top]
             yield _line(
                 {
@@ -60,17 +61,43 @@ async def stream_sample(
                     "stop_reason": reason,
                 }
             )
-        yield _line(_ending(future.result))
+        yield _line(_ending(future.result, operation, tokenizer))
     finally:
         scheduler.give_up(future)
 
 
-def _ending(result: Any) -> dict[str, Any]:
+def _ending(result: Callable[[], Result], operation: Operation, tokenizer: Any) -> dict[str, Any]:
     try:
-        done: Result = result()
+        done = result()
     except Exception as error:
         return {"failure": describe_failure(error)}
-    return {"result": dict(done.params)}
+    return {"prompt": _prompt(done, operation, tokenizer), "result": dict(done.params)}
+
+
+def _prompt(result: Result, operation: Operation, tokenizer: Any) -> dict[str, Any]:
+    """The prompt's text, and its tokens with their logprobs (None for the first)."""
+    tokens = operation.arrays["tokens"].tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    logprobs = result.arrays.get("prompt_logprobs")
+    if logprobs is None:
+        return {"text": text, "tokens": []}
+    nothing = np.zeros((len(tokens), 0))
+    ids = result.arrays.get("prompt_top.ids", nothing).tolist()
+    scores = result.arrays.get("prompt_top.logprobs", nothing).tolist()
+    scored = [
+        {
+            "token": token,
+            "token_text": token_text(tokenizer, token),
+            "logprob": float(logprobs[place]) if place else None,
+            "top": [
+                (token_text(tokenizer, other), score)
+                for other, score in zip(ids[place], scores[place], strict=True)
+                if place
+            ],
+        }
+        for place, token in enumerate(tokens)
+    ]
+    return {"text": text, "tokens": scored}
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from session_core.operations import Operation, Result
@@ -74,7 +74,7 @@ class Supervisor:
 
     def stream(
         self, sampler_id: str, operation: Operation, *, tenant: str
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The same token by token, see `Worker.stream`."""
         return self._worker.stream(sampler_id, operation, tenant=tenant)
 

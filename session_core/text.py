@@ -41,12 +41,24 @@ class TextStream:
     """The text of a sequence, piece by piece: a character comes when all its bytes have."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer.backend_tokenizer
+        self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._tokens: list[int] = []
+        self._said = ""
 
     def step(self, token: int) -> str:
         """What one more token adds; empty while a character is incomplete."""
-        return self._stream.step(self._tokenizer, token) or ""
+        self._tokens.append(token)
+        added = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
+        self._said += added
+        return added
+
+    def end(self) -> str:
+        """What is left once no more tokens come: the mark of a character that is incomplete."""
+        whole: str = self._tokenizer.decode(
+            self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return whole[len(self._said) :] if whole.startswith(self._said) else ""
 
 
 def token_text(tokenizer: Any, token: int) -> str:

@@ -9,8 +9,10 @@ its own, so the socket answers while it computes.
     POST /sample?owner=SAMPLER&tenant=TENANT
                                   a sample operation; given up when the caller goes away
     POST /stream?owner=...        the same, answered by a line of JSON for every token:
-                                  {"index", "token", "text", "logprob", "top", "stop_reason"},
-                                  and in the end {"result": {...}} or {"failure": {...}}
+                                  {"index", "token", "token_text", "text", "logprob", "top",
+                                  "stop_reason"},
+                                  and in the end {"prompt": {...}, "result": {...}}
+                                  or {"failure": {...}}
     POST /tokens                  {"messages": [...]} or {"text"} -> {"tokens": [...]}
     GET  /health                  what is loaded
 
@@ -33,13 +35,14 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from registry.errors import InvalidInput, SlipwayError
 from session_core.engine import Engine
 from session_core.model import open_base
 from session_core.operations import Result, decode, encode
+from session_core.responses import GeneratedResponse
 from session_core.scheduler import Scheduler
 from session_core.streaming import describe_failure, stream_sample
 from session_core.text import render_chat, tokens_of
@@ -78,7 +81,7 @@ def create_app(engine: Engine, scheduler: Scheduler) -> Starlette:
             operation,
             tenant=request.query_params.get("tenant", ""),
         )
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return GeneratedResponse(lines, media_type="application/x-ndjson")
 
     async def tokens(request: Request) -> Response:
         body = await request.json()

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ class Worker:
 
     async def stream(
         self, sampler_id: str, operation: Operation, *, tenant: str = ""
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """A sample operation token by token, see `session_core.streaming`; the last item has
         the key ``result``. Closed early, it stops the sampling. Raises as `execute` does."""
         params = {"owner": sampler_id, "tenant": tenant}

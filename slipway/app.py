@@ -18,7 +18,7 @@ from merge import MergeService
 from registry import AuthMiddleware, Jobs, LimitMiddleware, Registry, install_error_handlers
 from serving import Endpoints, GatewayProcess, Replicas
 from session_core import SessionService
-from session_core.dialects import tinker
+from session_core.dialects import openai, tinker
 
 PUBLIC = frozenset({"/api/v1/healthz"})
 
@@ -64,6 +64,7 @@ def create_app(services: Services) -> FastAPI:
         evals.api.router(services.evals),
         serving.api.router(services.endpoints),
         session_core.api.router(services.sessions),
+        openai.router(services.sessions),
         # Last: it answers for all of its prefix, and says what it does not serve.
         tinker.router(services.sessions),
     ):

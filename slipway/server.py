@@ -263,7 +263,12 @@ def prepare(home: Home, settings: Settings, listen: Listen, say: Callable[[str],
         endpoints=Endpoints(
             registry=registry, replicas=replicas, jobs=jobs, routes=snapshot_path(home.folder)
         ),
-        gateway=GatewayProcess(home=home.folder, host=listen.host, port=listen.gateway_port),
+        gateway=GatewayProcess(
+            home=home.folder,
+            host=listen.host,
+            port=listen.gateway_port,
+            live=address_of(listen),
+        ),
     )
 
 

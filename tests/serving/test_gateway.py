@@ -145,12 +145,13 @@ def test_an_unknown_model_names_what_exists_for_this_tenant(stack: Make) -> None
     asyncio.run(story())
 
 
-def test_tinker_paths_are_refused_with_a_way_out(stack: Make) -> None:
+def test_what_sessions_hold_is_refused_with_a_way_out_where_there_are_none(stack: Make) -> None:
     async def story() -> None:
         async with stack(gateway=True) as s, s.client() as client:
             await s.routed(lambda content: bool(content["keys"]))
-            with pytest.raises(openai.BadRequestError, match="merge and deploy"):
-                await client.completions.create(model="tinker://run/weights/1", prompt="x")
+            for model in ("tinker://run/weights/1", "0123:sample:4"):
+                with pytest.raises(openai.BadRequestError, match="merge and deploy"):
+                    await client.completions.create(model=model, prompt="x")
 
     asyncio.run(story())
 

@@ -27,7 +27,7 @@ from registry import (
     utc_now,
 )
 from session_core import Limits, SessionService
-from session_core.dialects import tinker
+from session_core.dialects import openai, tinker
 
 
 class FullWhenAsked(Files):
@@ -78,6 +78,7 @@ def main() -> None:
         registry.db.close()
 
     app = FastAPI(lifespan=lifespan)
+    app.include_router(openai.router(service))
     app.include_router(tinker.router(service))
     app.add_middleware(LimitMiddleware, larger=tinker.LARGER)
     app.add_middleware(

@@ -32,6 +32,13 @@ def test_none_keeps_eos_and_a_list_takes_its_place() -> None:
     assert read(stop=["a"]).stop_tokens == frozenset()
 
 
+def test_clients_of_text_have_eos_beside_their_own_stops() -> None:
+    assert read(stop=[], stop_at_end=True).stop_tokens == {2}
+    assert read(stop=["a"], stop_at_end=True).stop_texts == ("a",)
+    assert read(stop=["a"], stop_at_end=True, stop_token_ids=[9]).stop_tokens == {2, 9}
+    assert read(stop=[], stop_token_ids=[9]).stop_tokens == {9}
+
+
 def test_max_tokens_ends_with_the_context() -> None:
     assert read(max_tokens=3).max_tokens == 3
     assert read(max_tokens=3000).max_tokens == 7
@@ -57,6 +64,7 @@ def test_max_tokens_ends_with_the_context() -> None:
         ({"num_samples": 1025}, "num_samples must be 1 to 1024"),
         ({"seed": "x"}, "seed must be a whole number"),
         ({"stop": 5}, "stop must be a text"),
+        ({"stop_token_ids": 5}, "stop must be a text"),
         ({"stop": ["a", 1]}, "either token ids or texts"),
         ({"stop": [""]}, "not empty"),
         ({"beam": 1}, "Unknown sampling parameters: beam"),
