@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Literal
 
+from sqlalchemy import extract
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, func, select
 
@@ -15,7 +16,7 @@ from registry.database import Database
 from registry.errors import InvalidInput
 from registry.models import ApiKey, UsageKind, UsageRecord
 from registry.prices import price_of
-from registry.views import UsageView
+from registry.views import HourView, UsageView
 
 Grouping = Literal["kind", "day", "session", "key"]
 MILLION = Decimal(1_000_000)
@@ -133,6 +134,42 @@ class Usage:
             place = (name or "", kind)
             made[place] = made[place].plus(row) if place in made else row
         return [made[place] for place in sorted(made)]
+
+    def by_hour(self, tenant_id: str, *, start: datetime, end: datetime) -> list[HourView]:
+        """A tenant's tokens of each hour (UTC) in [start, end): by hour, the most first."""
+        groups = (
+            col(UsageRecord.day),
+            extract("hour", col(UsageRecord.created_at)),
+            col(UsageRecord.kind),
+            col(UsageRecord.session_id),
+            col(UsageRecord.base_model),
+            col(UsageRecord.price),
+        )
+        statement = (
+            select_columns(*groups, func.sum(UsageRecord.tokens))
+            .where(
+                col(UsageRecord.tenant_id) == tenant_id,
+                # The day is what the index finds; the time is exact.
+                col(UsageRecord.day).between(day_of(start), day_of(end)),
+                col(UsageRecord.created_at) >= start,
+                col(UsageRecord.created_at) < end,
+            )
+            .group_by(*groups)
+        )
+        with self._db.read() as session:
+            rows = session.execute(statement).all()
+        made = [
+            HourView(
+                start=datetime.fromisoformat(day).replace(hour=int(hour), tzinfo=UTC),
+                kind=UsageKind(kind),
+                session_id=session_id,
+                base_model=base_model,
+                tokens=int(tokens),
+                price=None if price is None else Decimal(price),
+            )
+            for day, hour, kind, session_id, base_model, price, tokens in rows
+        ]
+        return sorted(made, key=lambda row: (row.start, -row.tokens))
 
     def on_day(self, session: Session, tenant_id: str, day: str) -> int:
         """All tokens of a tenant on a UTC day (``2026-01-31``), within a transaction."""

@@ -147,6 +147,23 @@ class UsageView(View):
         )
 
 
+class HourView(View):
+    """Tokens of one kind, session and base model in one hour."""
+
+    start: datetime
+    kind: UsageKind
+    session_id: str | None
+    base_model: str | None
+    tokens: int
+    price: Decimal | None
+    """Of a million tokens, when they ran."""
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What they cost."""
+        return None if self.price is None else self.price * self.tokens / Decimal(1_000_000)
+
+
 class PriceView(View):
     """What a million tokens cost."""
 

@@ -1,6 +1,7 @@
 """Training sessions: ordered, durable operations on LoRA runs that share one base model."""
 
 from session_core.lines import Limits
-from session_core.service import Outcome, SessionService
+from session_core.results import Outcome
+from session_core.service import SessionService
 
 __all__ = ["Limits", "Outcome", "SessionService"]

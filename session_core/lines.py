@@ -78,6 +78,8 @@ class Line:
         self._ending = False
         self.waiting_for: int | None = None
         """The sequence id that is missing, while one is."""
+        self.executing: int | None = None
+        """The sequence id of what is being executed, or was last."""
         self._task = asyncio.create_task(self._run(), name=f"line {run_id}")
 
     def wake(self) -> None:
@@ -152,7 +154,7 @@ class Line:
 
     async def _execute(self, row: LoggedOperation) -> None:
         """Bring one operation to its end, through as many deaths of the engine as it takes."""
-        self.waiting_for = None
+        self.waiting_for, self.executing = None, row.seq
         while True:
             try:
                 result = await self._carry_out(row)

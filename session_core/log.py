@@ -301,6 +301,15 @@ class OperationLog:
             raise NotFound(f"there is no sampler {sampler_id}")
         return row
 
+    def join_sampler(self, tenant_id: str, sampler_id: str) -> int:
+        """Count one more client of a tenant's sampler; its number. Raises: NotFound."""
+        self.sampler(tenant_id, sampler_id)
+        with self._db.write() as session:
+            row = session.get_one(Sampler, sampler_id)
+            row.clients += 1
+            session.add(row)
+            return row.clients
+
     def samplers(self, session_id: str, *, unnamed: bool = False) -> Sequence[Sampler]:
         """A session's samplers, newest first; only its unnamed snapshots if asked so."""
         statement = select(Sampler).where(Sampler.session_id == session_id)

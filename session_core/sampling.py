@@ -88,6 +88,13 @@ class Samples:
         sample = self._by_id.get(request_id)
         return sample if sample is not None and sample.tenant_id == tenant_id else None
 
+    def cancel(self, tenant_id: str, request_id: str) -> bool:
+        """Give a tenant's request up; whether it is known."""
+        sample = self.get(tenant_id, request_id)
+        if sample is not None:
+            sample.task.cancel()
+        return sample is not None
+
     async def stop(self) -> None:
         """Abandon every request."""
         tasks = [sample.task for sample in self._by_id.values()]

@@ -7,26 +7,23 @@ it is durable, except samples, which are not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from asyncio import to_thread
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from registry import (
     InvalidInput,
-    NotFound,
     Principal,
     Registry,
     Signer,
-    SlipwayError,
     VersionView,
 )
 from session_core import operations as op
 from session_core.hints import LORAPLUS_KEY, lr_ratio_of
+from session_core.holdings import Holdings
 from session_core.lines import Limits, Line
 from session_core.listing import Listing
 from session_core.live import Live
@@ -39,29 +36,19 @@ from session_core.models import (
     TrainingRun,
     TrainingSession,
 )
-from session_core.operations import Operation, Result, decode_result, encode
+from session_core.operations import Operation, encode
 from session_core.paths import folder_name, run_id_of, sampler_id_of
+from session_core.results import Results
 from session_core.sampling import Sample, Samples
 from session_core.saves import Base, Saver, group_of
 from session_core.supervisor import Supervisor
-from session_core.worker_client import OperationFailed, Worker
+from session_core.worker_client import Worker
 
 log = logging.getLogger(__name__)
 
 REAP_SECONDS = 30.0
 # The range of sequence ids on the wire (int32).
 LARGEST_SEQ = 2**31 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What is known of a request: it waits, its result, or why it failed."""
-
-    state: Literal["waiting", "done", "failed"]
-    kind: str
-    result: Result | None = None
-    message: str = ""
-    category: str = ""
 
 
 class SessionService:
@@ -104,6 +91,7 @@ class SessionService:
         )
         self.operations = OperationLog(registry.db, registry.clock, registry.new_id)
         self.listing = Listing(registry.db)
+        self.holdings = Holdings(registry.db, registry.clock)
         self.saver = Saver(registry=registry, log=self.operations, base=self.base, home=home)
         self._supervisor = Supervisor(self.worker)
         self._samples = Samples(
@@ -124,7 +112,12 @@ class SessionService:
         self._idle = idle
         self._reap_seconds = reap_seconds
         self._lines: dict[str, Line] = {}
-        self._waiters: dict[str, asyncio.Event] = {}
+        self.results = Results(
+            operations=self.operations,
+            samples=self._samples,
+            supervisor=self._supervisor,
+            line_of=lambda run_id: self._lines.get(run_id),
+        )
         self._reaper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -376,7 +369,7 @@ class SessionService:
                 usage=self.registry.usage,
                 folder=self._home / folder_name(run.id),
                 limits=self._limits,
-                settled=self._settle,
+                settled=self.results.settle,
             )
         return line
 
@@ -426,63 +419,9 @@ class SessionService:
         sampler = await to_thread(self.operations.sampler, caller.tenant_id, sampler_id)
         return self._samples.submit(sampler, operation, seq=seq, caller=caller)
 
-    # Results.
+    async def join_sampler(self, caller: Principal, sampler_id: str) -> int:
+        """A number for a copy of a sampler's client, given out once; the first client is 0.
 
-    async def outcome(self, caller: Principal, request_id: str, *, seconds: float) -> Outcome:
-        """What is known of a request once it is settled, or after ``seconds``.
-
-        Raises:
-            NotFound: if the caller has no such request (samples of an earlier process are
-                not known any more).
+        Raises: NotFound: if the sampler is not the caller's.
         """
-        sample = self._samples.get(caller.tenant_id, request_id)
-        if sample is not None:
-            return await self._sample_outcome(sample, seconds)
-        # The waiter is there before the look, so that no settling falls between them.
-        event = self._waiters.setdefault(request_id, asyncio.Event())
-        row = await to_thread(self.operations.operation, caller.tenant_id, request_id)
-        if row is not None and row.status is OperationStatus.QUEUED:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), seconds)
-            row = await to_thread(self.operations.operation, caller.tenant_id, request_id)
-        if row is None or row.status is not OperationStatus.QUEUED:
-            self._waiters.pop(request_id, None)
-        if row is None:
-            raise NotFound(f"there is no request {request_id}")
-        if row.status is OperationStatus.DONE:
-            assert row.result is not None
-            return Outcome(state="done", kind=row.kind, result=decode_result(row.result))
-        if row.status is OperationStatus.FAILED:
-            return Outcome(
-                state="failed",
-                kind=row.kind,
-                message=row.error or "",
-                category=row.category or "server",
-            )
-        line = self._lines.get(row.run_id)
-        reason = "waiting for its turn"
-        if line is not None and line.waiting_for is not None:
-            reason = f"waiting for operation {line.waiting_for} of this run, which has not come"
-        return Outcome(state="waiting", kind=row.kind, message=reason)
-
-    @staticmethod
-    async def _sample_outcome(sample: Sample, seconds: float) -> Outcome:
-        await asyncio.wait([sample.task], timeout=seconds)
-        if not sample.task.done():
-            return Outcome(state="waiting", kind=op.SAMPLE, message="being sampled")
-        error = None if sample.task.cancelled() else sample.task.exception()
-        if sample.task.cancelled() or error is not None:
-            message, category = "the server failed; its log says how", "server"
-            if isinstance(error, OperationFailed):
-                message, category = error.message, error.category
-            elif isinstance(error, SlipwayError):
-                message = error.message
-            elif error is not None:
-                log.error("sampling %s failed", sample.id, exc_info=error)
-            return Outcome(state="failed", kind=op.SAMPLE, message=message, category=category)
-        return Outcome(state="done", kind=op.SAMPLE, result=sample.task.result())
-
-    def _settle(self, request_id: str) -> None:
-        event = self._waiters.pop(request_id, None)
-        if event is not None:
-            event.set()
+        return await to_thread(self.operations.join_sampler, caller.tenant_id, sampler_id)

@@ -29,6 +29,11 @@ class Supervisor:
         self._closed = False
         self.epoch = 0
 
+    @property
+    def up(self) -> bool:
+        """Whether the engine runs and has been found ready."""
+        return self._worker.alive and not self._starting.locked()
+
     async def start(self) -> None:
         """Start the engine. Raises: Unavailable: if it does not come up."""
         await self.ready()

@@ -70,6 +70,9 @@ def main() -> None:
         idle=timedelta(days=1),
     )
 
+    # Small enough that most results are announced by their size first, and polls end early.
+    options = tinker.Options(poll_seconds=1.0, inline_bytes=256)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
@@ -79,7 +82,7 @@ def main() -> None:
 
     app = FastAPI(lifespan=lifespan)
     app.include_router(openai.router(service))
-    app.include_router(tinker.router(service))
+    app.include_router(tinker.router(service, options))
     app.add_middleware(LimitMiddleware, larger=tinker.LARGER)
     app.add_middleware(
         AuthMiddleware,

@@ -178,6 +178,12 @@ class LoadWeights(BaseModel):
     weights_access_token: str | None = None
 
 
+class JoinSamplingSession(BaseModel):
+    """Ask for a number of one's own among a sampler's clients."""
+
+    sampling_session_id: Name
+
+
 class CreateSamplingSession(BaseModel):
     """Create a sampler."""
 
@@ -292,10 +298,15 @@ class Sample(BaseModel):
         }
 
 
-class RetrieveFuture(BaseModel):
-    """Ask for a result."""
+class RequestRef(BaseModel):
+    """Name a request."""
 
     request_id: Name
+
+
+class RetrieveFuture(RequestRef):
+    """Ask for a result."""
+
     allow_metadata_only: bool = False
 
 

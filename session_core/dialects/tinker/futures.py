@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,22 +10,23 @@ import numpy as np
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from registry import Caller, InvalidInput, NotFound
+from registry import Caller, InvalidInput, NotFound, NotServed
 from session_core import operations as op
 from session_core.dialects.tinker import bodies
+from session_core.dialects.tinker.options import Options
 from session_core.dialects.tinker.protobuf import (
     MEDIA_TYPE,
     forward_backward_output,
     sample_response,
 )
 from session_core.operations import Array, Operation, Result
-from session_core.service import Outcome, SessionService
+from session_core.results import Outcome, Queue
+from session_core.service import SessionService
 
-# The client gives a poll 45 s; it asks again at once after an empty answer.
-POLL_SECONDS = 30.0
 # What the wire can carry as a token id.
 TOKEN_BOUNDS = np.iinfo(np.int32)
 
+QUEUE_STATES = {Queue.ACTIVE: "active", Queue.PAUSED: "paused_capacity"}
 TRAINING = frozenset({op.FORWARD, op.FORWARD_BACKWARD})
 
 
@@ -38,13 +40,15 @@ def sample_operation(
     return Operation(kind=op.SAMPLE, params=params, arrays=arrays)
 
 
-def add_routes(routes: APIRouter, service: SessionService) -> None:
-    """The route that polls for results."""
+def add_routes(routes: APIRouter, service: SessionService, options: Options) -> None:
+    """The routes that poll for results, and give them up."""
 
     @routes.post("/retrieve_future")
     async def retrieve_future(caller: Caller, body: bodies.RetrieveFuture) -> Response:
         try:
-            outcome = await service.outcome(caller, body.request_id, seconds=POLL_SECONDS)
+            outcome = await service.results.of(
+                caller, body.request_id, seconds=options.poll_seconds
+            )
         except NotFound as error:
             # 410 says the promise is lost: a sample is then submitted again by the client.
             return JSONResponse({"detail": error.message}, status_code=410)
@@ -53,13 +57,29 @@ def add_routes(routes: APIRouter, service: SessionService) -> None:
                 {
                     "type": "try_again",
                     "request_id": body.request_id,
-                    "queue_state": "active",
+                    "queue_state": QUEUE_STATES[outcome.queue],
                     "queue_state_reason": outcome.message,
                 }
             )
         if outcome.state == "failed":
             return JSONResponse({"error": outcome.message, "category": outcome.category})
-        return answer(outcome)
+        response = await to_thread(answer, outcome)
+        if body.allow_metadata_only and len(response.body) > options.inline_bytes:
+            size = len(response.body)
+            return JSONResponse({"status": "complete_metadata", "response_payload_size": size})
+        return response
+
+    @routes.post("/cancel_future", status_code=204)
+    async def cancel_future(caller: Caller, body: bodies.RequestRef) -> None:
+        await service.results.cancel(caller, body.request_id)
+
+    @routes.post("/retrieve_futures")
+    async def retrieve_futures(caller: Caller) -> None:
+        del caller
+        raise NotServed(
+            "retrieve_futures is not served: a client that polls so cannot be told that a sample "
+            "was lost in a restart; leave sample_use_retrieve_futures off, as client/config does"
+        )
 
 
 def answer(outcome: Outcome) -> Response:

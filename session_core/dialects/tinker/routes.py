@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse
 
 from registry import Caller, InvalidInput, NotFound, NotServed
 from session_core import operations as op
-from session_core.dialects.tinker import bodies, downloads, futures, rest, sessions
+from session_core.dialects.tinker import account, bodies, downloads, futures, rest, sessions
+from session_core.dialects.tinker.options import Options
 from session_core.dialects.tinker.protobuf import (
     LARGEST_BODY,
     MEDIA_TYPE,
@@ -25,25 +26,21 @@ from session_core.service import SessionService
 PREFIX = "/api/v1"
 # Routes whose bodies may be larger than others'.
 LARGER = {f"{PREFIX}/forward_backward": LARGEST_BODY}
-CLIENT_CONFIG = {
-    "pjwt_auth_enabled": False,
-    "use_pyqwest_transport": False,
-    "parallel_fwdbwd_chunks": True,
-    "proto_compress_fwdbwd": False,
-}
 
 
-def router(service: SessionService) -> APIRouter:
+def router(service: SessionService, options: Options | None = None) -> APIRouter:
     """Every route of the dialect, on one service."""
+    options = options or Options()
     routes = APIRouter(prefix=PREFIX)
-    _start_up(routes, service)
+    _start_up(routes, service, options)
     _training(routes, service)
     _weights(routes, service)
     _sampling(routes, service)
-    futures.add_routes(routes, service)
+    futures.add_routes(routes, service, options)
     rest.add_routes(routes, service)
     downloads.add_routes(routes, service)
     sessions.add_routes(routes, service)
+    account.add_routes(routes, service)
 
     @routes.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     async def refuse(path: str) -> Response:
@@ -57,18 +54,18 @@ def submitted(row: LoggedOperation) -> dict[str, Any]:
     return {"request_id": row.id, "model_id": row.run_id}
 
 
-def _start_up(routes: APIRouter, service: SessionService) -> None:
+def _start_up(routes: APIRouter, service: SessionService, options: Options) -> None:
     @routes.get("/healthz")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @routes.post("/client/config")
     async def client_config() -> dict[str, Any]:
-        return CLIENT_CONFIG
+        return options.client_config
 
     @routes.post("/client/dynamic_config")
     async def dynamic_config() -> dict[str, Any]:
-        return {}
+        return options.dynamic_config
 
     @routes.post("/telemetry")
     async def telemetry() -> dict[str, str]:
@@ -247,6 +244,21 @@ def _sampling(routes: APIRouter, service: SessionService) -> None:
             model_path=body.model_path,
         )
         return {"sampling_session_id": sampler.id, "type": "create_sampling_session"}
+
+    @routes.post("/join_sampling_session")
+    async def join_sampling_session(
+        caller: Caller, body: bodies.JoinSamplingSession
+    ) -> dict[str, Any]:
+        number = await service.join_sampler(caller, body.sampling_session_id)
+        return {"client_counter": number, "type": "join_sampling_session"}
+
+    @routes.post("/create_custom_loss")
+    async def create_custom_loss(caller: Caller) -> None:
+        del caller
+        raise NotServed(
+            "create_custom_loss is not served: forward_backward_custom computes the loss on the "
+            "client, as the SDK does by itself with this server"
+        )
 
     @routes.get("/samplers/{sampler_id}")
     async def show_sampler(caller: Caller, sampler_id: str) -> dict[str, Any]:
