@@ -10,6 +10,7 @@ from registry.auth import (
     key_of,
     principal,
 )
+from registry.bodies import Body
 from registry.database import Database
 from registry.errors import (
     Conflict,
@@ -20,8 +21,10 @@ from registry.errors import (
     NotFound,
     NotServed,
     PolicyUnmet,
+    QuotaExceeded,
     SlipwayError,
     StorageFull,
+    TooMany,
     Unauthorized,
     Unavailable,
 )
@@ -34,7 +37,7 @@ from registry.registry import Registry, random_id, utc_now
 from registry.signing import Signer
 from registry.store import Manifest, ManifestFile, Store, canonical, hash_file, manifest_of
 from registry.tenants import Principal, Tenants, key_hash
-from registry.usage import Entry, Usage
+from registry.usage import Entry, Usage, day_of
 from registry.versions import NewVersion, Versions
 from registry.views import (
     AliasMoveView,
@@ -50,6 +53,7 @@ from registry.views import (
     TenantView,
     UsageView,
     VersionView,
+    View,
 )
 
 __all__ = [
@@ -60,6 +64,7 @@ __all__ = [
     "AliasView",
     "Aliases",
     "AuthMiddleware",
+    "Body",
     "Caller",
     "Conflict",
     "Corrupt",
@@ -92,6 +97,7 @@ __all__ = [
     "Page",
     "PolicyUnmet",
     "Principal",
+    "QuotaExceeded",
     "Registry",
     "Role",
     "Signer",
@@ -101,6 +107,7 @@ __all__ = [
     "SuiteView",
     "TenantView",
     "Tenants",
+    "TooMany",
     "Unauthorized",
     "Unavailable",
     "Usage",
@@ -108,7 +115,9 @@ __all__ = [
     "UsageView",
     "VersionView",
     "Versions",
+    "View",
     "canonical",
+    "day_of",
     "hash_file",
     "install_error_handlers",
     "key_hash",

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from registry.errors import Forbidden, LinkExpired, SlipwayError, Unauthorized
+from registry.errors import Forbidden, LinkExpired, SlipwayError, TooMany, Unauthorized
 from registry.tenants import Principal
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ ADMIN_ONLY = (
     "`slipway keys create NAME --role admin`"
 )
 TOO_LARGE = 413
+RETRY_SECONDS = "2"
 # A message may quote what was sent, and that may be long.
 LONGEST_MESSAGE = 2000
 LINKS = "/api/v1/download/"
@@ -142,7 +143,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def known(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SlipwayError)
-        return error_response(error.status, error.code, error.message)
+        response = error_response(error.status, error.code, error.message)
+        if isinstance(error, TooMany):
+            response.headers["Retry-After"] = RETRY_SECONDS
+        return response
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

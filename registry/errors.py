@@ -6,10 +6,12 @@
     ├── Unauthorized      401  no key, or one that is not known
     ├── LinkExpired       403  a signed link whose time is over
     ├── Forbidden         403  the key is known, but not for this
+    ├── QuotaExceeded     403  the tenant has used up what it may have
     ├── NotFound          404  no such thing, or it belongs to another tenant
     ├── PolicyUnmet       412  an alias demands what the version does not have
     ├── Conflict          422  the thing exists already, or has moved meanwhile
     ├── Corrupt           422  bytes on disk do not match their digest
+    ├── TooMany           429  too much at once: it goes when what is under way is done
     ├── Unavailable       503  a part that is needed is not running
     └── StorageFull       507  the disk has no room; nothing was written
 
@@ -59,6 +61,13 @@ class Forbidden(SlipwayError):
     code = "forbidden"
 
 
+class QuotaExceeded(SlipwayError):
+    """The tenant has used up what it may have; trying again now is of no use."""
+
+    status = 403
+    code = "quota_exceeded"
+
+
 class LinkExpired(SlipwayError):
     """A signed link was good, and its time is over."""
 
@@ -92,6 +101,13 @@ class Corrupt(SlipwayError):
 
     status = 422
     code = "corrupt"
+
+
+class TooMany(SlipwayError):
+    """Too much at once; it is let in when some of what is under way is done."""
+
+    status = 429
+    code = "too_many"
 
 
 class Unavailable(SlipwayError):

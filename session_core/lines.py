@@ -187,6 +187,8 @@ class Line:
             return
 
     async def _carry_out(self, row: LoggedOperation) -> Result:
+        if row.error is not None:
+            raise OperationFailed(row.error, row.category or "user")
         run = await to_thread(self._operations.run, row.tenant_id, self.run_id)
         if run.corrupted is not None:
             raise InvalidInput(run.corrupted)

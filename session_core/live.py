@@ -6,6 +6,7 @@ session saves can be asked at once: nothing is merged and no server is started f
 
 from __future__ import annotations
 
+import contextlib
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from registry import Principal, VersionView
+from session_core.allowance import Allowance
 from session_core.log import OperationLog
 from session_core.models import Sampler
 from session_core.operations import Operation
@@ -40,12 +42,19 @@ class Live:
     """Text in, tokens out, from what a tenant's sessions have saved."""
 
     def __init__(
-        self, *, operations: OperationLog, saver: Saver, samples: Samples, supervisor: Supervisor
+        self,
+        *,
+        operations: OperationLog,
+        saver: Saver,
+        samples: Samples,
+        supervisor: Supervisor,
+        allowance: Allowance,
     ) -> None:
         self._operations = operations
         self._saver = saver
         self._samples = samples
         self._supervisor = supervisor
+        self._allowance = allowance
 
     async def find(self, caller: Principal, model: str, *, now: datetime) -> LiveModel:
         """What a name means.
@@ -82,8 +91,16 @@ class Live:
         """
         return await self._supervisor.tokens(body)
 
-    def stream(
+    async def stream(
         self, model: LiveModel, operation: Operation, *, caller: Principal
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The samples token by token, see `session_core.streaming`. Metered."""
-        return self._samples.stream(model.sampler, operation, caller=caller)
+        """The samples token by token, see `session_core.streaming`. Metered.
+
+        Raises:
+            TooMany, QuotaExceeded: if it is more than the tenant may have.
+        """
+        async with self._allowance.reserved(caller.tenant_id, operation) as allowed:
+            lines = self._samples.stream(model.sampler, allowed, caller=caller)
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    yield line

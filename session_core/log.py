@@ -37,11 +37,19 @@ class OperationLog:
 
     # Sessions.
 
-    def create_session(self, **fields: Any) -> TrainingSession:
-        """A new active session; ``fields`` are the row's."""
+    def create_session(
+        self, admit: Callable[[Session], None] | None = None, **fields: Any
+    ) -> TrainingSession:
+        """A new active session; ``fields`` are the row's.
+
+        Args:
+            admit: asked within the transaction; raises to keep it out.
+        """
         now = self._clock()
         row = TrainingSession(id=self._new_id(), created_at=now, heartbeat_at=now, **fields)
         with self._db.write() as session:
+            if admit is not None:
+                admit(session)
             session.add(row)
         return row
 
@@ -83,7 +91,7 @@ class OperationLog:
         reason: str | None = None,
         detail: str | None = None,
     ) -> SessionStatus:
-        """End a session unless it has ended; the status it has now."""
+        """End a session unless it has ended; the status it has now. Repeating it is fine."""
         with self._db.write() as session:
             row = session.get_one(TrainingSession, session_id)
             if row.status is SessionStatus.ACTIVE:
@@ -142,15 +150,22 @@ class OperationLog:
         seq: int,
         kind: str,
         payload: bytes,
+        tokens: int = 0,
+        digest: str = "",
+        admit: Callable[[Session], str | None] | None = None,
         run: TrainingRun | None = None,
     ) -> LoggedOperation:
         """Commit an operation, or return the one this sequence id already has.
 
         Args:
+            digest: of what was asked for.
+            tokens: that it is billed for.
+            admit: asked within the transaction of an operation that is new; says why it is to
+                fail when its turn comes, or raises to keep it out.
             run: a new run's row, committed with its first operation.
 
         Raises:
-            InvalidInput: if the sequence id was used for an operation of another kind.
+            InvalidInput: if the sequence id was used for another operation.
         """
         row = LoggedOperation(
             id=self._new_id(),
@@ -160,33 +175,29 @@ class OperationLog:
             seq=seq,
             kind=kind,
             payload=payload,
+            digest=digest,
+            tokens=tokens,
             created_at=self._clock(),
         )
         try:
             with self._db.write() as session:
+                known = _by_seq(session, run_id, seq)
+                if known is not None:
+                    return _checked(known, tenant_id, kind, digest)
                 if run is not None:
                     session.add(run)
                     session.flush()
+                refusal = admit(session) if admit is not None else None
+                if refusal is not None:
+                    row.error, row.category, row.tokens = refusal, "user", 0
                 session.add(row)
             return row
         except IntegrityError:
-            known = self._by_seq(run_id, seq)
-        if known is None or known.tenant_id != tenant_id:
+            with self._db.read() as session:
+                known = _by_seq(session, run_id, seq)
+        if known is None:
             raise NotFound(f"there is no training run {run_id}")
-        if known.kind != kind:
-            raise InvalidInput(
-                f"sequence id {seq} of {run_id} was {known.kind} before and is {kind} now: "
-                "two clients write to one run"
-            )
-        return known
-
-    def _by_seq(self, run_id: str, seq: int) -> LoggedOperation | None:
-        with self._db.read() as session:
-            return session.exec(
-                select(LoggedOperation).where(
-                    LoggedOperation.run_id == run_id, LoggedOperation.seq == seq
-                )
-            ).one_or_none()
+        return _checked(known, tenant_id, kind, digest)
 
     def operation(self, tenant_id: str, request_id: str) -> LoggedOperation | None:
         """A tenant's operation by its request id, if there is one."""
@@ -324,3 +335,23 @@ class OperationLog:
             row = session.get(Sampler, sampler_id)
             if row is not None:
                 session.delete(row)
+
+
+def _by_seq(session: Session, run_id: str, seq: int) -> LoggedOperation | None:
+    statement = select(LoggedOperation).where(
+        LoggedOperation.run_id == run_id, LoggedOperation.seq == seq
+    )
+    return session.exec(statement).one_or_none()
+
+
+def _checked(known: LoggedOperation, tenant_id: str, kind: str, digest: str) -> LoggedOperation:
+    """What a sequence id has already, if this is a retry of it."""
+    if known.tenant_id != tenant_id:
+        raise NotFound(f"there is no training run {known.run_id}")
+    if known.kind != kind or known.digest != digest:
+        now = f"{kind} now" if known.kind != kind else "another one now"
+        raise InvalidInput(
+            f"sequence id {known.seq} of {known.run_id} was {known.kind} before and is {now}: "
+            "two clients write to one run"
+        )
+    return known

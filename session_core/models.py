@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, LargeBinary, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
 from registry.models import json_column, utc_column
@@ -66,11 +66,24 @@ class TrainingRun(SQLModel, table=True):
     created_at: datetime = Field(sa_column=utc_column())
 
 
+class TenantQuota(SQLModel, table=True):
+    """The limits a tenant has of its own; see `session_core.quotas.Quota`."""
+
+    __tablename__ = "tenant_quota"
+
+    tenant_id: str = Field(foreign_key="tenant.id", primary_key=True)
+    limits: dict[str, Any] = Field(sa_column=json_column())  # by name; null: no limit
+    set_at: datetime = Field(sa_column=utc_column())
+
+
 class LoggedOperation(SQLModel, table=True):
     """An operation of a run: reorder buffer, idempotency table and result store in one."""
 
     __tablename__ = "training_operation"
-    __table_args__ = (UniqueConstraint("run_id", "seq"),)
+    __table_args__ = (
+        UniqueConstraint("run_id", "seq"),
+        Index("ix_training_operation_tenant_id_status", "tenant_id", "status"),
+    )
 
     id: str = Field(primary_key=True)  # the request id the client polls with
     run_id: str = Field(foreign_key="training_run.id", index=True)
@@ -79,10 +92,12 @@ class LoggedOperation(SQLModel, table=True):
     seq: int
     kind: str
     payload: bytes = Field(sa_column=Column(LargeBinary(), nullable=False))
+    digest: str = ""  # SHA-256 of what was asked for, to tell a retry from another request
+    tokens: int = 0  # that it is billed for, if it succeeds
     status: OperationStatus = Field(default=OperationStatus.QUEUED, index=True)
     deaths: int = 0  # how often the engine died over it
     result: bytes | None = Field(default=None, sa_column=Column(LargeBinary(), nullable=True))
-    error: str | None = None
+    error: str | None = None  # why it failed; or, while it waits, why it will
     category: str | None = None  # "user" or "server"
     created_at: datetime = Field(sa_column=utc_column())
     done_at: datetime | None = Field(default=None, sa_column=utc_column(nullable=True))

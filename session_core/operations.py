@@ -46,8 +46,9 @@ rest.
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -91,6 +92,19 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A request that can never be an operation: it fails when its turn comes.
+
+    Fields:
+        kind: of the operation it would have been.
+        message: what is wrong with it.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """What an operation that succeeded gives back."""
 
@@ -109,6 +123,9 @@ def encode(item: Operation | Result) -> bytes:
     try:
         text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
+        for name, value in _floats("", item.params):
+            if not math.isfinite(value):
+                raise InvalidInput(f"{name} is {value}: it must be finite") from None
         raise InvalidInput(f"Operation parameters must be plain finite JSON: {error}") from None
     arrays = {name: np.ascontiguousarray(array) for name, array in item.arrays.items()}
     return save(arrays, metadata={_HEAD: text})
@@ -166,6 +183,15 @@ def datum_arrays(
     for name, rows in inputs.items():
         arrays[f"input.{name}"], arrays[f"input.{name}.offsets"] = ragged(list(rows))
     return arrays
+
+
+def _floats(prefix: str, params: Mapping[str, JSON]) -> Iterator[tuple[str, float]]:
+    """Every number among the parameters, named as it is reached."""
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _floats(f"{prefix}{name}.", value)
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", value
 
 
 def _parse(data: bytes) -> tuple[dict[str, JSON], dict[str, Array]]:

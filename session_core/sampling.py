@@ -65,10 +65,10 @@ class Samples:
         self, sampler: Sampler, operation: Operation, *, seq: int | None, caller: Principal
     ) -> Sample:
         """Start a request; with a sequence id the sampler has had, return that request."""
+        known = self.known(sampler, seq)
+        if known is not None:
+            return known
         key = (sampler.id, seq) if seq is not None else None
-        if key is not None and (known := self._by_seq.get(key)) in self._by_id:
-            assert known is not None
-            return self._by_id[known]
         request_id = self._new_id()
         sample = Sample(
             id=request_id,
@@ -82,6 +82,11 @@ class Samples:
         while len(self._by_id) > MOST_KEPT and next(iter(self._by_id.values())).task.done():
             self._by_id.popitem(last=False)
         return sample
+
+    def known(self, sampler: Sampler, seq: int | None) -> Sample | None:
+        """The request that a sampler's sequence id has already, if it is one."""
+        request_id = self._by_seq.get((sampler.id, seq)) if seq is not None else None
+        return self._by_id.get(request_id) if request_id is not None else None
 
     def get(self, tenant_id: str, request_id: str) -> Sample | None:
         """A tenant's request, if it is known."""

@@ -19,9 +19,12 @@ from registry import (
     Principal,
     Registry,
     Signer,
+    SlipwayError,
     VersionView,
 )
 from session_core import operations as op
+from session_core.admission import Admission
+from session_core.allowance import Allowance
 from session_core.hints import LORAPLUS_KEY, lr_ratio_of
 from session_core.holdings import Holdings
 from session_core.lines import Limits, Line
@@ -36,8 +39,10 @@ from session_core.models import (
     TrainingRun,
     TrainingSession,
 )
-from session_core.operations import Operation, encode
+from session_core.operations import Operation, Refused
 from session_core.paths import folder_name, run_id_of, sampler_id_of
+from session_core.quota_records import Quotas
+from session_core.quotas import Quota
 from session_core.results import Results
 from session_core.sampling import Sample, Samples
 from session_core.saves import Base, Saver, group_of
@@ -47,6 +52,7 @@ from session_core.worker_client import Worker
 log = logging.getLogger(__name__)
 
 REAP_SECONDS = 30.0
+SERVER_FAULT = 500
 # The range of sequence ids on the wire (int32).
 LARGEST_SEQ = 2**31 - 1
 
@@ -60,6 +66,7 @@ class SessionService:
         base_name: the name clients ask for it by; ``other_names`` are taken too.
         logs: folder for the engine's log.
         threads: the engine's; 0 leaves the choice to torch.
+        quota: what a tenant may have that has no limits of its own.
         idle: after how long without a sign of life a session expires.
         reap_seconds: how often what has expired is looked for.
     """
@@ -76,6 +83,7 @@ class SessionService:
         device: str = "cpu",
         threads: int = 0,
         limits: Limits | None = None,
+        quota: Quota | None = None,
         idle: timedelta = timedelta(hours=1),
         reap_seconds: float = REAP_SECONDS,
     ) -> None:
@@ -93,6 +101,9 @@ class SessionService:
         self.listing = Listing(registry.db)
         self.holdings = Holdings(registry.db, registry.clock)
         self.saver = Saver(registry=registry, log=self.operations, base=self.base, home=home)
+        self.quotas = Quotas(registry.db, registry.usage, registry.clock, quota or Quota())
+        self._allowance = Allowance(self.quotas, lambda: self.context)
+        self._admission = Admission(self.operations, self.quotas, self._allowance)
         self._supervisor = Supervisor(self.worker)
         self._samples = Samples(
             supervisor=self._supervisor,
@@ -105,6 +116,7 @@ class SessionService:
             saver=self.saver,
             samples=self._samples,
             supervisor=self._supervisor,
+            allowance=self._allowance,
         )
         self.signer = Signer(home / "signing.key", registry.clock)
         self._home = home
@@ -119,6 +131,11 @@ class SessionService:
             line_of=lambda run_id: self._lines.get(run_id),
         )
         self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def context(self) -> int:
+        """How many tokens the base model takes at once; 0 before the engine has started."""
+        return int(self.worker.health.get("context") or 0)
 
     async def start(self) -> None:
         """Start the engine and take up what an earlier process left undone.
@@ -160,12 +177,14 @@ class SessionService:
         """Open a session.
 
         Raises:
+            QuotaExceeded: if the tenant has as many active ones as it may.
             InvalidInput: if the metadata names a group that cannot be one: said now, and not
                 at the first save, after the training.
         """
         group_of(user_metadata)
         return await to_thread(
             self.operations.create_session,
+            lambda session: self.quotas.admit_session(session, caller.tenant_id),
             tenant_id=caller.tenant_id,
             key_id=caller.key_id,
             user_metadata=dict(user_metadata),
@@ -181,7 +200,7 @@ class SessionService:
 
     async def end_session(
         self,
-        caller: Principal,
+        tenant_id: str,
         session_id: str,
         status: SessionStatus,
         *,
@@ -192,7 +211,7 @@ class SessionService:
 
         Ending it again is fine; the first status stays, with its reason.
         """
-        await to_thread(self.operations.session, caller.tenant_id, session_id)
+        await to_thread(self.operations.session, tenant_id, session_id)
         return await self._end(session_id, status, reason=reason, detail=detail)
 
     async def _end(
@@ -287,7 +306,7 @@ class SessionService:
         return await self._append(caller, run, 0, operation, new=True)
 
     async def submit(
-        self, caller: Principal, run_id: str, seq: int, operation: Operation
+        self, caller: Principal, run_id: str, seq: int, operation: Operation | Refused
     ) -> LoggedOperation:
         """Log an operation of a run and return at once; repeated, it runs nothing twice.
 
@@ -295,6 +314,7 @@ class SessionService:
             NotFound: if the run is not the caller's.
             InvalidInput: if its session has ended, or the sequence id is none or was another
                 operation's.
+            TooMany: if too many operations of the tenant wait.
         """
         if not 1 <= seq <= LARGEST_SEQ:
             raise InvalidInput(f"sequence id {seq} is out of bounds: they count up from 1")
@@ -312,8 +332,19 @@ class SessionService:
     async def load_into(
         self, caller: Principal, run_id: str, seq: int, *, path: str, optimizer: bool
     ) -> LoggedOperation:
-        """Replace a run's state by what was saved. Raises: as `submit` and `load_run`."""
-        version = await to_thread(self.saver.loadable, caller.tenant_id, path, optimizer=optimizer)
+        """Replace a run's state by what was saved. Raises: as `submit`.
+
+        A path that cannot be loaded from takes its place, and fails in its turn.
+        """
+        try:
+            version = await to_thread(
+                self.saver.loadable, caller.tenant_id, path, optimizer=optimizer
+            )
+        except SlipwayError as error:
+            if error.status >= SERVER_FAULT:
+                raise
+            refused = Refused(kind=op.LOAD_RUN, message=error.message)
+            return await self.submit(caller, run_id, seq, refused)
         run = await to_thread(self.operations.run, caller.tenant_id, run_id)
         expected = {k: v for k, v in run.lora.items() if k != "seed"}
         params = {
@@ -338,22 +369,12 @@ class SessionService:
         caller: Principal,
         run: TrainingRun,
         seq: int,
-        operation: Operation,
+        wanted: Operation | Refused,
         *,
         new: bool = False,
     ) -> LoggedOperation:
         # Encoding a large batch takes a while, and so does committing it.
-        row = await to_thread(
-            lambda: self.operations.append(
-                run_id=run.id,
-                tenant_id=caller.tenant_id,
-                key_id=caller.key_id,
-                seq=seq,
-                kind=operation.kind,
-                payload=encode(operation),
-                run=run if new else None,
-            )
-        )
+        row = await to_thread(self._admission.log, caller, run, seq, wanted, new=new)
         if row.status is OperationStatus.QUEUED:
             self._line(run).wake()
         return row
@@ -415,9 +436,20 @@ class SessionService:
     async def sample(
         self, caller: Principal, sampler_id: str, operation: Operation, *, seq: int | None
     ) -> Sample:
-        """Start sampling. Raises: NotFound: if the sampler is not the caller's."""
+        """Start sampling.
+
+        Raises:
+            NotFound: if the sampler is not the caller's.
+            TooMany, QuotaExceeded: if it is more than the tenant may have.
+        """
         sampler = await to_thread(self.operations.sampler, caller.tenant_id, sampler_id)
-        return self._samples.submit(sampler, operation, seq=seq, caller=caller)
+        known = self._samples.known(sampler, seq)
+        if known is not None:
+            return known
+        operation, release = await self._allowance.reserve(caller.tenant_id, operation)
+        sample = self._samples.submit(sampler, operation, seq=seq, caller=caller)
+        sample.task.add_done_callback(lambda _: release())
+        return sample
 
     async def join_sampler(self, caller: Principal, sampler_id: str) -> int:
         """A number for a copy of a sampler's client, given out once; the first client is 0.

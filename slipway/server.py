@@ -18,7 +18,7 @@ from evals import EvalService
 from merge import MergeService, resolve_base, validate_model_folder
 from registry import Conflict, Jobs, Registry, Role, Unauthorized, Unavailable
 from serving import Endpoints, Engine, GatewayProcess, Replicas, VllmEngine, snapshot_path
-from session_core import SessionService
+from session_core import Quota, SessionService
 from slipway.app import Services, create_app
 from slipway.base import register_base
 from slipway.database import migrate
@@ -256,6 +256,13 @@ def prepare(home: Home, settings: Settings, listen: Listen, say: Callable[[str],
             logs=home.logs,
             device=settings.device,
             threads=settings.threads,
+            quota=Quota(
+                sessions=settings.quota_sessions,
+                operations=settings.quota_operations,
+                samples=settings.quota_samples,
+                tokens_per_day=settings.quota_tokens_per_day,
+                context=settings.quota_context,
+            ),
         ),
         merges=MergeService(registry, jobs, home.logs),
         evals=EvalService(registry, jobs, replicas),

@@ -19,7 +19,9 @@ class Settings(BaseSettings):
     """What a server and the command line need to know."""
 
     # A variable that is set to nothing is as good as not set.
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, env_ignore_empty=True, env_parse_none_str="none"
+    )
 
     home: Path = Path("~/.slipway")
     """Database, artifact store, logs, the API key."""
@@ -34,6 +36,18 @@ class Settings(BaseSettings):
     """The training engine's; 0 leaves the choice to torch."""
     engine_command: str | None = None
     """Another OpenAI-compatible server than vLLM: a command with {folder}, {model} and {port}."""
+
+    # What a tenant may have that has no limits of its own; "none" is no limit.
+    quota_sessions: int | None = Field(default=None, ge=0)
+    """Sessions active at once."""
+    quota_operations: int | None = Field(default=10_000, ge=0)
+    """Training operations that wait at once."""
+    quota_samples: int | None = Field(default=20_000, ge=0)
+    """Sequences being sampled at once."""
+    quota_tokens_per_day: int | None = Field(default=None, ge=0)
+    """Tokens trained on, read and sampled in a UTC day."""
+    quota_context: int | None = Field(default=None, ge=0)
+    """Tokens of a datum, and of a prompt with what is sampled after it."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:

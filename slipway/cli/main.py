@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from registry.errors import SlipwayError
-from slipway.cli import evidence, metering, serving, sessions, tenancy, versions
+from slipway.cli import evidence, metering, quotas, serving, sessions, tenancy, versions
 from slipway.cli.common import HomeOption, JsonOption, connected, facts, home_of, show
 from slipway.settings import Settings
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for group in (versions, evidence, serving, tenancy, sessions, metering):
+for group in (versions, evidence, serving, tenancy, sessions, quotas, metering):
     group.add_to(app)
 
 

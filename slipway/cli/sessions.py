@@ -6,27 +6,42 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.common import HomeOption, JsonOption, connected, show, table, when
+from slipway.cli.common import (
+    HomeOption,
+    JsonOption,
+    TenantOption,
+    connected,
+    show,
+    table,
+    when,
+)
 from slipway.client import part
 
 
-def list_sessions(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_sessions(
+    active: Annotated[bool, typer.Option("--active", help="Only those that are active.")] = False,
+    tenant: TenantOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List training sessions, newest first."""
     with connected(home) as client:
-        sessions = client.get("/sessions")
+        sessions = client.get("/sessions", status="active" if active else None, tenant=tenant)
     rows = [(s["id"], s["status"], str(len(s["runs"])), when(s["heartbeat_at"])) for s in sessions]
     columns = ("session", "status", "runs", "last heard of (UTC)")
-    show(sessions, as_json=as_json, otherwise=table(*columns, rows=rows, empty="No sessions yet."))
+    empty = "No active sessions." if active else "No sessions yet."
+    show(sessions, as_json=as_json, otherwise=table(*columns, rows=rows, empty=empty))
 
 
 def stop_session(
     session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    tenant: TenantOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Stop a session; stopping it again is fine."""
     with connected(home) as client:
-        session = client.post(f"/sessions/{part(session_id)}/stop")
+        session = client.post(f"/sessions/{part(session_id)}/stop", tenant=tenant)
     text = f"{session_id} is {session['status']}"
     show(session, as_json=as_json, otherwise=lambda console: console.print(text, highlight=False))
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
-from registry import InvalidInput
+from registry import InvalidInput, NotServed
 from session_core.dialects.tinker.protobuf import dense_of_csr
 from session_core.operations import Array
 from session_core.requests import MAX_SAMPLES
+from session_core.saved import check_ttl
 
 # A name, an id: longer ones are nobody's.
 LONGEST = 512
@@ -140,6 +141,18 @@ class SaveWeights(BaseModel):
     ttl_seconds: int | None = None
     user_metadata: Metadata | None = None
 
+    def params(self, seq: int) -> dict[str, Any]:
+        """As an operation's parameters; a save without a name is named by its sequence id.
+
+        Raises: InvalidInput: if the time to live is out of bounds.
+        """
+        return {
+            "name": self.path or f"{seq:06d}",
+            "overwrite": self.overwrite,
+            "ttl_seconds": check_ttl(self.ttl_seconds),
+            "user_metadata": self.user_metadata or {},
+        }
+
 
 class SaveWeightsForSampler(BaseModel):
     """Save weights to sample from: named ones, or a snapshot for a sampler."""
@@ -152,6 +165,28 @@ class SaveWeightsForSampler(BaseModel):
     ttl_seconds: int | None = None
     user_metadata: Metadata | None = None
 
+    def params(self) -> dict[str, Any]:
+        """As an operation's parameters.
+
+        Raises:
+            NotServed: for a sampling client of another kind.
+            InvalidInput: if it has no name and no number, or an unbounded time to live.
+        """
+        if self.kind != "snapshot":
+            raise NotServed(
+                f"a sampling client of kind {self.kind!r} is not served: take a snapshot, which "
+                "every save_weights_and_get_sampling_client makes by default"
+            )
+        if self.path is None:
+            if self.sampling_session_seq_id is None:
+                raise InvalidInput("a save without a name needs a sampling_session_seq_id")
+            return {"sampling_session_seq_id": self.sampling_session_seq_id}
+        return {
+            "name": self.path,
+            "ttl_seconds": check_ttl(self.ttl_seconds),
+            "user_metadata": self.user_metadata or {},
+        }
+
 
 class SaveWeightsExternal(BaseModel):
     """Export a run's adapter, to be downloaded."""
@@ -161,6 +196,20 @@ class SaveWeightsExternal(BaseModel):
     path: Name
     ttl_seconds: int | None = None
     age_encryption_recipients: list[str] | None = None
+
+    def params(self) -> dict[str, Any]:
+        """As an operation's parameters.
+
+        Raises:
+            NotServed: if the files are to be encrypted.
+            InvalidInput: if the time to live is out of bounds.
+        """
+        if self.age_encryption_recipients:
+            raise NotServed(
+                "age_encryption_recipients is not served: export without, and encrypt the files "
+                "where they were downloaded to"
+            )
+        return {"name": self.path, "external": True, "ttl_seconds": check_ttl(self.ttl_seconds)}
 
 
 class LoadWeights(BaseModel):

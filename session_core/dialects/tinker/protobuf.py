@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from registry import InvalidInput
 from session_core import operations as op
-from session_core.operations import Array, Operation, Result, datum_arrays, split
+from session_core.operations import Array, Operation, Refused, Result, datum_arrays, split
 
 
 def _messages() -> Any:
@@ -70,18 +70,29 @@ def decompress(body: bytes, encoding: str | None) -> bytes:
     return data
 
 
-def parse_forward_backward(body: bytes) -> tuple[str, int, Operation]:
+def parse_forward_backward(body: bytes) -> tuple[str, int, Operation | Refused]:
     """A ForwardBackwardRequest: the run's id, the sequence id, and the operation.
 
+    The operation is refused if a datum has another shape than it says.
+
     Raises:
-        InvalidInput: if the bytes are no such message, or a datum has another shape than it
-            says.
+        InvalidInput: if the bytes are no such message.
     """
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
         raise InvalidInput(f"the body is no ForwardBackwardRequest: {error}") from None
+    kind = op.FORWARD if message.forward_only else op.FORWARD_BACKWARD
+    operation: Operation | Refused
+    try:
+        operation = _operation(kind, message)
+    except InvalidInput as error:
+        operation = Refused(kind=kind, message=error.message)
+    return message.model_id, message.seq_id, operation
+
+
+def _operation(kind: str, message: Any) -> Operation:
     tokens, inputs = [], dict[str, list[Array]]()
     names = {name for datum in message.data for name in datum.loss_fn_inputs}
     for index, datum in enumerate(message.data):
@@ -94,12 +105,11 @@ def parse_forward_backward(body: bytes) -> tuple[str, int, Operation]:
     config = {name: float(value) for name, value in message.loss_fn_config.items()}
     for name, value in message.loss_fn_config_v2.items():
         config[name] = getattr(value, value.WhichOneof("value") or "number")
-    operation = Operation(
-        kind=op.FORWARD if message.forward_only else op.FORWARD_BACKWARD,
+    return Operation(
+        kind=kind,
         params={"loss_fn": message.loss_fn, "loss_fn_config": config},
         arrays=datum_arrays(tokens, inputs) if tokens else {},
     )
-    return message.model_id, message.seq_id, operation
 
 
 def _tokens(index: int, chunks: Iterable[Any]) -> Array:

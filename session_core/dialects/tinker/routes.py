@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from asyncio import to_thread
+from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from registry import Caller, InvalidInput, NotFound, NotServed
+from registry import Caller, InvalidInput, NotFound, NotServed, SlipwayError
 from session_core import operations as op
 from session_core.dialects.tinker import account, bodies, downloads, futures, rest, sessions
 from session_core.dialects.tinker.options import Options
@@ -19,8 +21,7 @@ from session_core.dialects.tinker.protobuf import (
     parse_forward_backward,
 )
 from session_core.models import LoggedOperation, SessionStatus
-from session_core.operations import Operation
-from session_core.saved import check_ttl
+from session_core.operations import Operation, Refused
 from session_core.service import SessionService
 
 PREFIX = "/api/v1"
@@ -73,10 +74,12 @@ def _start_up(routes: APIRouter, service: SessionService, options: Options) -> N
         return {"status": "accepted"}
 
     @routes.get("/get_server_capabilities")
-    async def capabilities() -> dict[str, Any]:
+    async def capabilities(caller: Caller) -> dict[str, Any]:
+        quota = await to_thread(service.quotas.of, caller.tenant_id)
+        context = service.context
         model = {
             "model_name": service.base.name,
-            "max_context_length": service.worker.health.get("context"),
+            "max_context_length": context if quota.context is None else min(context, quota.context),
             "trainable": True,
             "sampleable": True,
         }
@@ -107,8 +110,8 @@ def _training(routes: APIRouter, service: SessionService) -> None:
     async def create_model(caller: Caller, body: bodies.CreateModel) -> dict[str, Any]:
         _adam_only(body.optimizer_config)
         lora = body.lora_config or bodies.LoraConfig()
-        # A run without a seed gets one here, so that a replay initialises it alike.
-        seed = lora.seed if lora.seed is not None else int(service.registry.new_id()[:8], 16)
+        # A run without a seed gets one here, the same in a retry and in a replay.
+        seed = lora.seed if lora.seed is not None else _seed(body.session_id, body.model_seq_id)
         row = await service.create_run(
             caller,
             body.session_id,
@@ -141,75 +144,49 @@ def _training(routes: APIRouter, service: SessionService) -> None:
         body = await request.body()
         encoding = request.headers.get("content-encoding")
         raw = await to_thread(decompress, body, encoding)
-        run_id, seq, operation = await to_thread(parse_forward_backward, raw)
-        return submitted(await service.submit(caller, run_id, seq, operation))
+        run_id, seq, wanted = await to_thread(parse_forward_backward, raw)
+        return submitted(await service.submit(caller, run_id, seq, wanted))
 
     @routes.post("/optim_step")
     async def optim_step(caller: Caller, body: bodies.OptimStep) -> dict[str, Any]:
-        operation = Operation(kind=op.OPTIM_STEP, params=body.adam())
-        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
-        return submitted(row)
+        wanted = attempt(op.OPTIM_STEP, body.adam)
+        return submitted(await service.submit(caller, body.model_id, _seq(body.seq_id), wanted))
 
 
 def _weights(routes: APIRouter, service: SessionService) -> None:
     @routes.post("/save_weights")
     async def save_weights(caller: Caller, body: bodies.SaveWeights) -> dict[str, Any]:
         seq = _seq(body.seq_id)
-        params = {
-            "name": body.path or f"{seq:06d}",
-            "overwrite": body.overwrite,
-            "ttl_seconds": check_ttl(body.ttl_seconds),
-            "user_metadata": body.user_metadata or {},
-        }
-        operation = Operation(kind=op.SAVE_CHECKPOINT, params=params)
-        return submitted(await service.submit(caller, body.model_id, seq, operation))
+        wanted = attempt(op.SAVE_CHECKPOINT, lambda: body.params(seq))
+        return submitted(await service.submit(caller, body.model_id, seq, wanted))
 
     @routes.post("/save_weights_for_sampler")
     async def save_for_sampler(
         caller: Caller, body: bodies.SaveWeightsForSampler
     ) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            "name": body.path,
-            "ttl_seconds": check_ttl(body.ttl_seconds),
-            "user_metadata": body.user_metadata or {},
-        }
-        if body.kind != "snapshot":
-            raise NotServed(
-                f"a sampling client of kind {body.kind!r} is not served: take a snapshot, which "
-                "every save_weights_and_get_sampling_client makes by default"
-            )
-        if body.path is None:
-            if body.sampling_session_seq_id is None:
-                raise InvalidInput("a save without a name needs a sampling_session_seq_id")
-            params = {"sampling_session_seq_id": body.sampling_session_seq_id}
-        operation = Operation(kind=op.SAVE_WEIGHTS, params=params)
-        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
-        return submitted(row)
+        wanted = attempt(op.SAVE_WEIGHTS, body.params)
+        return submitted(await service.submit(caller, body.model_id, _seq(body.seq_id), wanted))
 
     @routes.post("/save_weights_external")
     async def save_external(caller: Caller, body: bodies.SaveWeightsExternal) -> dict[str, Any]:
-        if body.age_encryption_recipients:
-            raise NotServed(
-                "age_encryption_recipients is not served: export without, and encrypt the files "
-                "where they were downloaded to"
-            )
-        params = {
-            "name": body.path,
-            "external": True,
-            "ttl_seconds": check_ttl(body.ttl_seconds),
-        }
-        operation = Operation(kind=op.SAVE_WEIGHTS, params=params)
-        row = await service.submit(caller, body.model_id, _seq(body.seq_id), operation)
-        return submitted(row)
+        wanted = attempt(op.SAVE_WEIGHTS, body.params)
+        return submitted(await service.submit(caller, body.model_id, _seq(body.seq_id), wanted))
 
     @routes.post("/load_weights")
     async def load_weights(caller: Caller, body: bodies.LoadWeights) -> dict[str, Any]:
-        rest.refuse_token(body.weights_access_token)
-        if body.optimizer_config is not None:
-            _adam_only(body.optimizer_config)
-        if body.base_model is not None:
-            service.base.check(body.base_model)
+        def check() -> dict[str, Any]:
+            rest.refuse_token(body.weights_access_token)
+            if body.optimizer_config is not None:
+                _adam_only(body.optimizer_config)
+            if body.base_model is not None:
+                service.base.check(body.base_model)
+            return {}
+
         if body.model_id is not None:
+            wanted = attempt(op.LOAD_RUN, check)
+            if isinstance(wanted, Refused):
+                seq = _seq(body.seq_id)
+                return submitted(await service.submit(caller, body.model_id, seq, wanted))
             row = await service.load_into(
                 caller,
                 body.model_id,
@@ -218,6 +195,7 @@ def _weights(routes: APIRouter, service: SessionService) -> None:
                 optimizer=body.optimizer,
             )
             return submitted(row)
+        check()
         if body.session_id is None or body.model_seq_id is None:
             raise InvalidInput("load_weights needs a model_id, or a session_id and model_seq_id")
         row = await service.load_run(
@@ -279,6 +257,22 @@ def _sampling(routes: APIRouter, service: SessionService) -> None:
         sample = await service.sample(caller, body.sampling_session_id, operation, seq=body.seq_id)
         ids = [f"{sample.id}:{number}" for number in range(sample.num_samples)]
         return {"request_id": sample.id, "sample_sequence_ids": ids}
+
+
+def attempt(kind: str, params: Callable[[], dict[str, Any]]) -> Operation | Refused:
+    """An operation; or, where its parameters are wrong, one that fails when its turn comes.
+
+    The client has numbered it already: were it turned away, what follows would wait for it.
+    """
+    try:
+        return Operation(kind=kind, params=params())
+    except SlipwayError as error:
+        return Refused(kind=kind, message=error.message)
+
+
+def _seed(session_id: str, number: int) -> int:
+    """A run's seed, for a client that gave none: 31 bits of its id."""
+    return int.from_bytes(sha256(f"{session_id}:{number}".encode()).digest()[:4]) >> 1
 
 
 def _seq(seq: int | None) -> int:

@@ -63,7 +63,7 @@ def add_routes(routes: APIRouter, service: SessionService) -> None:
     ) -> dict[str, str]:
         body = body or bodies.FinishSession()
         await service.end_session(
-            caller,
+            caller.tenant_id,
             session_id,
             SessionStatus.FINISHED,
             reason=body.reason.type,
