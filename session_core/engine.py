@@ -73,6 +73,8 @@ class Engine:
     def __init__(self, base: Base, *, files: Files | None = None) -> None:
         self.base = base
         self._files = files or Files()
+        self.progress: Callable[[], None] = _nothing
+        """Called as an operation gets on, at least once a micro-batch."""
         self.adapters = Adapters(base.model)
         self._runs: dict[str, Run] = {}
         self._samplers: dict[str, str | None] = {}
@@ -235,7 +237,14 @@ class Engine:
         parameters = self.adapters.parameters(run.slot)
         try:
             logprobs, total = train_pass(
-                self.base, self.adapters, run.slot, datums, loss, config, backward=backward
+                self.base,
+                self.adapters,
+                run.slot,
+                datums,
+                loss,
+                config,
+                backward=backward,
+                progress=self.progress,
             )
             if not math.isfinite(total):
                 raise InvalidInput(
@@ -366,6 +375,10 @@ class Engine:
         if slot is not None:
             self.adapters.remove(slot)
         return Result()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _weighted_tokens(datums: Datums) -> int:

@@ -45,6 +45,8 @@ class Limits:
     """How long a missing sequence id is waited for."""
     snapshot_steps: int = 10
     """Optimizer steps between two snapshots: they bound what a crash makes repeat."""
+    stall_seconds: float = 1800.0
+    """An engine that has work and does nothing for so long is ended and started again."""
 
 
 class Line:
@@ -54,6 +56,7 @@ class Line:
         self,
         run_id: str,
         *,
+        tenant: str,
         operations: OperationLog,
         saver: Saver,
         supervisor: Supervisor,
@@ -63,6 +66,7 @@ class Line:
         settled: Callable[[str], None],
     ) -> None:
         self.run_id = run_id
+        self._tenant = tenant
         self._operations = operations
         self._saver = saver
         self._supervisor = supervisor
@@ -160,12 +164,13 @@ class Line:
                 result = await self._carry_out(row)
             except EpochPassed:
                 continue
-            except WorkerDied:
+            except WorkerDied as error:
                 if await to_thread(self._operations.count_death, row.id) < MOST_DEATHS:
                     continue
                 message = (
                     f"the engine died {MOST_DEATHS} times over this {row.kind}: it was given up, "
-                    "and the run is as it was before it; its datums may need too much memory"
+                    "and the run is as it was before it. Its datums may need too much memory: "
+                    f"send fewer or shorter ones. The last time: {error.message}"
                 )
                 await to_thread(self._operations.fail, row.id, message, "server")
             except OperationFailed as error:
@@ -197,7 +202,7 @@ class Line:
             await self._load(epoch)
 
         async def execute(operation: Operation) -> Result:
-            return await self._supervisor.execute(self.run_id, operation, epoch=epoch)
+            return await self._in_engine(operation, epoch=epoch)
 
         if row.kind in SAVES:
             named = "name" in decode(row.payload).params
@@ -218,6 +223,11 @@ class Line:
             result = Result(params={**described, "path": None})
         return result
 
+    async def _in_engine(self, operation: Operation, *, epoch: int) -> Result:
+        return await self._supervisor.execute(
+            self.run_id, operation, epoch=epoch, tenant=self._tenant
+        )
+
     async def _load(self, epoch: int) -> None:
         """Bring the run into the engine. A death over it is not the waiting operation's."""
         try:
@@ -228,6 +238,7 @@ class Line:
                 supervisor=self._supervisor,
                 resolve=self._saver.resolve,
                 epoch=epoch,
+                tenant=self._tenant,
             )
         except WorkerDied as error:
             self._failed_loads += 1
@@ -270,7 +281,7 @@ class Line:
         try:
             partial = await to_thread(self._snapshots.begin, row.seq)
             operation = Operation(kind=op.SNAPSHOT, params={"folder": str(partial)})
-            await self._supervisor.execute(self.run_id, operation, epoch=self._loaded_in)
+            await self._in_engine(operation, epoch=self._loaded_in)
             await to_thread(self._snapshots.commit, partial)
         except (WorkerDied, EpochPassed, OperationFailed, OSError) as error:
             log.warning("%s: no snapshot after %d: %s", self.run_id, row.seq, error)
@@ -279,7 +290,7 @@ class Line:
         try:
             if self._loaded_in == self._supervisor.epoch:
                 unload = Operation(kind=op.UNLOAD_RUN)
-                await self._supervisor.execute(self.run_id, unload, epoch=self._loaded_in)
+                await self._in_engine(unload, epoch=self._loaded_in)
         except (WorkerDied, EpochPassed, OperationFailed, NotFound):
             pass  # It is gone from the engine already.
         await to_thread(self._snapshots.drop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -25,13 +25,19 @@ def train_pass(
     config: Mapping[str, float],
     *,
     backward: bool,
+    progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Array], float]:
-    """Logprobs of each datum, and the summed loss; gradients land on the parameters."""
+    """Logprobs of each datum, and the summed loss; gradients land on the parameters.
+
+    Args:
+        progress: called before each micro-batch.
+    """
     adapters.use(slot)
     device = base.device
     logprobs: list[Array] = [np.empty(0, np.float32)] * len(datums.tokens)
     total = 0.0
     for rows in micro_batches(datums.lengths):
+        progress()
         targets = _columns([datums.targets[row] for row in rows]).to(device)
         inputs = {
             name: _columns([values[row] for row in rows]).to(device)

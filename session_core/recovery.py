@@ -70,20 +70,21 @@ async def bring_in(
     supervisor: Supervisor,
     resolve: Resolve,
     epoch: int,
+    tenant: str,
 ) -> int:
     """Load a run's state into the engine; the number of operations that were replayed.
 
     Raises:
         WorkerDied, EpochPassed: if the engine went away meanwhile.
     """
-    await supervisor.execute(run_id, Operation(kind=op.UNLOAD_RUN), epoch=epoch)
+    await supervisor.execute(run_id, Operation(kind=op.UNLOAD_RUN), epoch=epoch, tenant=tenant)
     after = -1
     newest = await in_thread(snapshots.newest)
     if newest is not None:
         after, folder = newest
         restore = Operation(kind=op.RESTORE, params={"folder": str(folder)})
         try:
-            await supervisor.execute(run_id, restore, epoch=epoch)
+            await supervisor.execute(run_id, restore, epoch=epoch, tenant=tenant)
         except OperationFailed:
             # A snapshot only saves time: without it the log gives everything back.
             await in_thread(snapshots.drop)
@@ -91,5 +92,5 @@ async def bring_in(
     rows = await in_thread(log.done_after, run_id, after, STATEFUL)
     for row in rows:
         operation = await resolve(decode(row.payload))
-        await supervisor.execute(run_id, operation, epoch=epoch)
+        await supervisor.execute(run_id, operation, epoch=epoch, tenant=tenant)
     return len(rows)

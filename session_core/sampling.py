@@ -173,19 +173,21 @@ class Samples:
                 folder = await to_thread(self._saver.sampler_folder, sampler)
                 params = {"sampler_id": sampler.id, "folder": str(folder) if folder else None}
                 load = Operation(kind=op.LOAD_SAMPLER, params=params)
-                await self._supervisor.execute(sampler.id, load, epoch=epoch)
+                await self._supervisor.execute(
+                    sampler.id, load, epoch=epoch, tenant=sampler.tenant_id
+                )
                 self._loaded[sampler.id] = epoch
             self._loaded.move_to_end(sampler.id)
-            await self._make_room(epoch)
+            await self._make_room(epoch, sampler.tenant_id)
 
-    async def _make_room(self, epoch: int) -> None:
+    async def _make_room(self, epoch: int, tenant: str) -> None:
         """Unload the samplers that were not used for longest; those in use stay."""
         idle = [name for name in self._loaded if name not in self._users]
         for name in idle[: max(0, len(self._loaded) - MOST_LOADED)]:
             if self._loaded[name] == epoch:
                 unload = Operation(kind=op.UNLOAD_SAMPLER, params={"sampler_id": name})
                 try:
-                    await self._supervisor.execute(name, unload, epoch=epoch)
+                    await self._supervisor.execute(name, unload, epoch=epoch, tenant=tenant)
                 except OperationFailed:
                     continue  # A request that was given up is still being decoded.
             del self._loaded[name]

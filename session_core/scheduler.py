@@ -44,6 +44,9 @@ class Scheduler:
         self._given_up: set[Future[Result]] = set()
         self._decoder = Decoder(engine)
         self._closed = False
+        self._working = False
+        self._progress = time.monotonic()
+        engine.progress = self._note_progress
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -84,6 +87,13 @@ class Scheduler:
             self._given_up.add(future)
             self._changed.notify()
 
+    def stalled_for(self) -> float:
+        """Seconds since the last sign of progress; 0 when there is nothing to do."""
+        return time.monotonic() - self._progress if self._working else 0.0
+
+    def _note_progress(self) -> None:
+        self._progress = time.monotonic()
+
     def close(self) -> None:
         """Stop after the piece of work at hand; what waits is abandoned."""
         with self._changed:
@@ -102,7 +112,10 @@ class Scheduler:
         while True:
             with self._changed:
                 while not (self._training or self._sampling or self._decoder.jobs or self._closed):
+                    self._working = False
                     self._changed.wait()
+                self._note_progress()
+                self._working = True
                 if self._closed:
                     return
                 work = self._training.popleft() if self._training else None
@@ -127,6 +140,7 @@ class Scheduler:
     def _sample_for(self, budget: float) -> None:
         end = time.monotonic() + budget
         while not self._closed:
+            self._note_progress()
             self._drop_given_up()
             self._admit()
             if not self._decoder.jobs:

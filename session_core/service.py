@@ -66,6 +66,7 @@ class SessionService:
         base_name: the name clients ask for it by; ``other_names`` are taken too.
         logs: folder for the engine's log.
         threads: the engine's; 0 leaves the choice to torch.
+        engine_module: what its process runs, see `session_core.worker`.
         quota: what a tenant may have that has no limits of its own.
         idle: after how long without a sign of life a session expires.
         reap_seconds: how often what has expired is looked for.
@@ -82,6 +83,7 @@ class SessionService:
         other_names: frozenset[str] = frozenset(),
         device: str = "cpu",
         threads: int = 0,
+        engine_module: str = "session_core.worker",
         limits: Limits | None = None,
         quota: Quota | None = None,
         idle: timedelta = timedelta(hours=1),
@@ -96,6 +98,7 @@ class SessionService:
             log_path=logs / "worker.log",
             device=device,
             threads=threads,
+            module=engine_module,
         )
         self.operations = OperationLog(registry.db, registry.clock, registry.new_id)
         self.listing = Listing(registry.db)
@@ -104,7 +107,8 @@ class SessionService:
         self.quotas = Quotas(registry.db, registry.usage, registry.clock, quota or Quota())
         self._allowance = Allowance(self.quotas, lambda: self.context)
         self._admission = Admission(self.operations, self.quotas, self._allowance)
-        self._supervisor = Supervisor(self.worker)
+        self._limits = limits or Limits()
+        self._supervisor = Supervisor(self.worker, stall_seconds=self._limits.stall_seconds)
         self._samples = Samples(
             supervisor=self._supervisor,
             saver=self.saver,
@@ -120,7 +124,6 @@ class SessionService:
         )
         self.signer = Signer(home / "signing.key", registry.clock)
         self._home = home
-        self._limits = limits or Limits()
         self._idle = idle
         self._reap_seconds = reap_seconds
         self._lines: dict[str, Line] = {}
@@ -384,6 +387,7 @@ class SessionService:
         if line is None or line.ended:
             line = self._lines[run.id] = Line(
                 run.id,
+                tenant=run.tenant_id,
                 operations=self.operations,
                 saver=self.saver,
                 supervisor=self._supervisor,

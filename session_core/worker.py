@@ -14,7 +14,7 @@ its own, so the socket answers while it computes.
                                   and in the end {"prompt": {...}, "result": {...}}
                                   or {"failure": {...}}
     POST /tokens                  {"messages": [...]} or {"text"} -> {"tokens": [...]}
-    GET  /health                  what is loaded
+    GET  /health                  what is loaded, and how long nothing went on: "stalled"
 
 The process ends when its standard input does, that is when its parent is gone, however it
 went.
@@ -102,6 +102,7 @@ def create_app(engine: Engine, scheduler: Scheduler) -> Starlette:
                 "eos": sorted(base.eos),
                 "device": str(base.device),
                 "threads": torch.get_num_threads(),
+                "stalled": scheduler.stalled_for(),
             }
         )
 

@@ -59,6 +59,7 @@ class Worker:
         device: "cpu" or "cuda".
         threads: torch threads; 0 leaves the choice to torch. Results are bit-identical only
             between processes of the same number.
+        module: what is run, with the options of `session_core.worker`.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Worker:
         log_path: Path,
         device: str = "cpu",
         threads: int = 0,
+        module: str = "session_core.worker",
     ) -> None:
+        self._module = module
         self._base_folder = base_folder
         self._wanted_socket = socket
         self._log_path = log_path
@@ -79,6 +82,7 @@ class Worker:
         self._client: httpx.AsyncClient | None = None
         self._temporary: Path | None = None
         self._health: dict[str, Any] = {}
+        self._ended_for: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -101,6 +105,7 @@ class Worker:
         Raises Unavailable with the log's telling line when it does not come up.
         """
         await self.stop()
+        self._ended_for = None
         socket = self._socket_path()
         socket.unlink(missing_ok=True)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +157,21 @@ class Worker:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
+
+    async def end(self, reason: str) -> None:
+        """Kill the process, whatever it is doing; what waits for it is told the reason."""
+        self._ended_for = reason
+        if self._process is not None:
+            await _end(self._process)
+
+    async def stalled_for(self) -> float:
+        """Seconds for which there was work and no sign of progress; 0 without work.
+
+        Raises WorkerDied when it went away.
+        """
+        async with self._calling("a look at its progress") as client:
+            response = await client.get("/health")
+        return float(response.json()["stalled"])
 
     async def execute(self, run_id: str, operation: Operation) -> Result:
         """Have an operation of a run (or of the samplers) executed.
@@ -213,7 +233,8 @@ class Worker:
             # RuntimeError: the client was closed by a stop while this call waited.
             # A process that dropped a call is of no use; make sure that it is gone.
             await _end(process)
-            raise WorkerDied(f"The engine went away during {what}.") from error
+            reason = self._ended_for or "it went away"
+            raise WorkerDied(f"The engine failed during {what}: {reason}.") from error
 
     async def _ready(self) -> bool:
         assert self._client is not None
@@ -228,7 +249,7 @@ class Worker:
         return [
             sys.executable,
             "-m",
-            "session_core.worker",
+            self._module,
             f"--base-model={self._base_folder}",
             f"--socket={socket}",
             f"--device={self._device}",

@@ -7,14 +7,17 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import contextlib
+import json
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,8 @@ class SessionServer:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.headers = {"X-API-Key": self.key}
+        self.options: dict[str, float] = {}
+        """Of `serve.py`, at the next start."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -189,6 +194,7 @@ class SessionServer:
                 [sys.executable, str(script), str(self.home), "tiny", str(self.port)],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, "SERVE_OPTIONS": json.dumps(self.options)},
             )
         deadline = time.monotonic() + 120
         while True:
@@ -219,6 +225,33 @@ class SessionServer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(engine, signal.SIGKILL)
         self._process = None
+
+    def kill_at(self, point: str, when: str, *, nth: int = 1, both: bool = False) -> None:
+        """Have a process killed as it comes to a point of its work; see `killing.Killer`."""
+        (self.home / "killed.json").unlink(missing_ok=True)
+        order = {"point": point, "when": when, "nth": nth, "both": both}
+        partial = self.home / "kill.partial"
+        partial.write_text(json.dumps(order))
+        partial.rename(self.home / "kill.json")
+
+    @contextlib.contextmanager
+    def kept_up(self) -> Iterator[None]:
+        """Started again whenever it is found dead, as a service manager would."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.05):
+                assert self._process is not None
+                if self._process.poll() is not None:
+                    self.start()
+
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            try:
+                yield
+            finally:
+                ended.set()
+            watching.result()
 
     def stop(self) -> None:
         """An orderly stop; fine if it has stopped."""

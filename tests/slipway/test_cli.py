@@ -57,6 +57,9 @@ def test_importing_the_command_line_is_cheap():
         ["keys", "revoke"],
         ["sessions", "list"],
         ["sessions", "stop"],
+        ["quotas", "list"],
+        ["quotas", "set"],
+        ["quotas", "reset"],
         ["usage"],
         ["prices", "show"],
         ["prices", "set"],
@@ -130,6 +133,48 @@ def test_tenants_and_roles(running):
     assert running.slipway("keys", "create", "second", **member).returncode == 0
     running.json("keys", "revoke", key["key"]["id"], "--tenant", "team-b")
     assert running.slipway("keys", "list", **member).returncode == 1
+
+
+def test_quotas(running):
+    running.json("tenants", "create", "team-q")
+    made = running.json("quotas", "set", "team-q", "--sessions", "2", "--operations", "none")
+    assert (made["sessions"], made["operations"], made["samples"]) == (2, None, 20_000)
+    assert made["set_by_hand"] == ["operations", "sessions"]
+    shown = running.slipway("quotas", "list").stdout
+    assert "0 of 2" in shown
+    assert "default" in shown
+    key = running.json("keys", "create", "theirs", "--tenant", "team-q")["secret"]
+    member = {"SLIPWAY_API_KEY": key}
+    (own,) = json.loads(running.slipway("quotas", "list", "--json", **member).stdout)
+    assert own["tenant"] == "team-q"
+    for words, said in (
+        (["quotas", "set", "team-q", "--sessions", "many"], "--sessions is 'many'"),
+        (["quotas", "set", "team-q", "--context", "-1"], "context is -1"),
+        (["quotas", "set", "team-q"], "at least one limit"),
+        (["quotas", "set", "nobody", "--sessions", "1"], "no tenant nobody"),
+        (["quotas", "reset", "nobody"], "no tenant nobody"),
+    ):
+        done = running.slipway(*words)
+        assert done.returncode == 1, words
+        assert said in done.stderr
+    for words in (["quotas", "set", "team-q", "--sessions", "9"], ["quotas", "reset", "team-q"]):
+        assert "administrator" in running.slipway(*words, **member).stderr
+    assert running.json("quotas", "reset", "team-q")["sessions"] is None
+
+
+def test_sessions_of_another_tenant(running):
+    running.json("tenants", "create", "team-s")
+    exports = running.json("env")
+    key = running.json("keys", "create", "theirs", "--tenant", "team-s")["secret"]
+    service = tinker.ServiceClient(base_url=exports["TINKER_BASE_URL"], api_key=key)
+    with service:
+        (session,) = running.json("sessions", "list", "--active", "--tenant", "team-s")
+        assert session["id"] not in running.slipway("sessions", "list").stdout
+        assert running.slipway("sessions", "stop", session["id"]).returncode == 1
+        stop = ["sessions", "stop", session["id"], "--tenant", "team-s"]
+        assert running.json(*stop)["status"] == running.json(*stop)["status"] == "stopped"
+        assert running.json("sessions", "list", "--active", "--tenant", "team-s") == []
+        assert len(running.json("sessions", "list", "--tenant", "team-s")) == 1
 
 
 def test_what_is_empty_says_so(running):
