@@ -41,7 +41,7 @@ def test_a_session_too_many_is_refused_until_one_is_stopped(server, limit):
     limit(sessions=1)
     first = server.client()
     with pytest.raises(tinker.PermissionDeniedError, match="1 sessions are active, of 1"):
-        server.client()
+        run_of(server.client())
     first.close("success")
     run_of(server.client())
 
@@ -71,7 +71,9 @@ def test_what_the_day_has_no_tokens_for_fails_alone(server, limit):
 def test_a_datum_longer_than_the_context_fails_alone(server, limit):
     client = run_of(server.client())
     limit(context=6)
-    assert server.client().get_server_capabilities().supported_models[0].max_context_length == 6
+    rest = server.client().create_rest_client()
+    (model,) = rest.get_server_capabilities().result().supported_models
+    assert model.max_context_length == 6
     long = client.forward_backward([datum(6), datum(7)], "cross_entropy")
     fits = client.forward_backward([datum(6)], "cross_entropy")
     with pytest.raises(tinker.RequestFailedError, match="datum 1 has 7 tokens"):
@@ -81,7 +83,7 @@ def test_a_datum_longer_than_the_context_fails_alone(server, limit):
 
 def test_samples_end_where_the_context_does_and_are_counted(server, limit):
     limit(context=8, samples=3, tokens_per_day=40)
-    sampler = server.client().create_sampling_client(base_model="org/tiny")
+    sampler = server.client().create_sampling_client(base_model="org/tiny").result()
     params = types.SamplingParams(max_tokens=30, temperature=0, stop=[])
     prompt = types.ModelInput.from_ints([5, 6, 7])
     (sequence,) = sampler.sample(prompt, 1, params).result().sequences

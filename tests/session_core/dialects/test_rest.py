@@ -85,7 +85,7 @@ def test_a_checkpoint_expires_when_it_was_told_to(server, rest, run_of):
         for seconds in (HOUR - 1, 0, -5, 11 * 365 * 24 * HOUR):
             with pytest.raises(tinker.BadRequestError, match="out of bounds"):
                 rest.set_checkpoint_ttl_from_tinker_path(kept, seconds).result()
-        with pytest.raises(tinker.BadRequestError, match="out of bounds"):
+        with pytest.raises(tinker.RequestFailedError, match="out of bounds"):
             client.save_state("never", ttl_seconds=5).result()
 
 
