@@ -2,8 +2,8 @@
 no more memory than it has.
 
 ``SERVE_HOME`` names the folder where orders are left: ``kill.json`` (see `killing`), ``hang``
-(a training pass begins and never ends, once) and ``no-memory`` (allocations of more than a few
-megabytes fail, while it is there).
+(a training pass begins and never ends, once) and ``no-memory`` (allocations of more than a
+megabyte fail in a training pass, while it is there).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from session_core import engine, snapshots, worker
 from session_core.engine import Engine
 from session_core.optimizer import Adam
 
-SPARE = 16 * 2**20
+SPARE = 2**20
 
 
 def hanging(home: Path, function: Callable[..., Any]) -> Callable[..., Any]:

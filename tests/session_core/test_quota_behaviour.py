@@ -40,6 +40,7 @@ def run_of(service):
 def test_a_session_too_many_is_refused_until_one_is_stopped(server, limit):
     limit(sessions=1)
     first = server.client()
+    run_of(first)
     with pytest.raises(tinker.PermissionDeniedError, match="1 sessions are active, of 1"):
         run_of(server.client())
     first.close("success")
@@ -71,7 +72,7 @@ def test_what_the_day_has_no_tokens_for_fails_alone(server, limit):
 def test_a_datum_longer_than_the_context_fails_alone(server, limit):
     client = run_of(server.client())
     limit(context=6)
-    rest = server.client().create_rest_client()
+    rest = tinker.RestClient(base_url=server.url, api_key=server.key)
     (model,) = rest.get_server_capabilities().result().supported_models
     assert model.max_context_length == 6
     long = client.forward_backward([datum(6), datum(7)], "cross_entropy")
