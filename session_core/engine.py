@@ -8,7 +8,6 @@ in fp32 with the same number of threads. An operation that fails leaves its run 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,19 +245,11 @@ class Engine:
                 backward=backward,
                 progress=self.progress,
             )
-            if not math.isfinite(total):
-                raise InvalidInput(
-                    f"The loss is {total}: the model's logprobs and the inputs given for "
-                    "them are too far apart. No gradient was added."
-                )
             if backward:
-                for name, parameter in parameters.items():
-                    if parameter.grad is None:
-                        continue
-                    if name in run.gradients:
-                        run.gradients[name] += parameter.grad
-                    else:
-                        run.gradients[name] = parameter.grad
+                # All that can fail comes before the first change of the run.
+                texts = self._texts(datums)
+                summed = _sum(run.gradients, parameters)
+                run.gradients = summed
         finally:
             for parameter in parameters.values():
                 parameter.grad = None
@@ -266,7 +257,7 @@ class Engine:
             weighted = _weighted_tokens(datums)
             run.last_loss = total / weighted if weighted else None
             run.tokens_trained += datums.token_count
-            run.data.add(self._texts(datums))
+            run.data.add(texts)
         flat, offsets = op.ragged(logprobs)
         return Result(
             params={"metrics": {"loss:sum": total, "tokens:sum": float(datums.token_count)}},
@@ -379,6 +370,24 @@ class Engine:
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+def _sum(
+    gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """Gradients with those of the last pass. Raises: InvalidInput: if the sum is not finite."""
+    summed = dict(gradients)
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            summed[name] = summed[name] + parameter.grad if name in summed else parameter.grad
+    # A sum of squares that overflows could not be clipped, nor stepped with.
+    norms = [torch.linalg.vector_norm(gradient) for gradient in summed.values()]
+    if norms and not bool(torch.isfinite(torch.linalg.vector_norm(torch.stack(norms)))):
+        raise InvalidInput(
+            "The gradient is not finite: the batch's weights, advantages or ratios are too "
+            "large. No gradient was added."
+        )
+    return summed
 
 
 def _weighted_tokens(datums: Datums) -> int:

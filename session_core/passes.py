@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from registry.errors import InvalidInput
 from session_core.datums import Datums
 from session_core.layout import micro_batches
 from session_core.lora import Adapters
@@ -31,6 +32,8 @@ def train_pass(
 
     Args:
         progress: called before each micro-batch.
+
+    Raises: InvalidInput: if a datum's loss is not finite, naming it.
     """
     adapters.use(slot)
     device = base.device
@@ -53,7 +56,9 @@ def train_pass(
             weigh=weigh,
             head_adapter=adapters.head(slot),
         )
-        total += float(loss.function(scores, inputs, config).double().sum())
+        losses = loss.function(scores, inputs, config)
+        _check_finite(losses, rows, datums, loss)
+        total += float(losses.double().sum())
         flat = scores.cpu().numpy()
         start = 0
         for row in rows:
@@ -83,6 +88,21 @@ def prompt_logprobs(
             results[index][1:] = flat[start : start + count]
             start += count
     return results
+
+
+def _check_finite(losses: torch.Tensor, rows: Sequence[int], datums: Datums, loss: Loss) -> None:
+    wrong = (~torch.isfinite(losses)).any(dim=1)
+    if not bool(wrong.any()):
+        return
+    place = int(wrong.nonzero()[0])
+    for row in rows:
+        if place < len(datums.tokens[row]):
+            raise InvalidInput(
+                f"Datum {row}: its {loss.name} loss is not finite at token {place}, as what was "
+                "given there is too large, or too far from the model's own logprob. No gradient "
+                "was added."
+            )
+        place -= len(datums.tokens[row])
 
 
 def _weigher(loss: Loss, inputs: Mapping[str, torch.Tensor], config: Mapping[str, float]) -> Weigh:

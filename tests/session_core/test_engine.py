@@ -146,6 +146,74 @@ def test_training_equals_a_bare_peft_loop(
         np.testing.assert_allclose(tensor.numpy(), theirs.numpy(), rtol=2e-3, atol=2e-4)
 
 
+def importance_sampling(lp: Any, given: dict[str, Any]) -> Any:
+    return -((lp - given["logprobs"]).exp() * given["advantages"]).sum()
+
+
+def cispo(lp: Any, given: dict[str, Any]) -> Any:
+    ratio = (lp.detach() - given["logprobs"]).exp().clamp(0.7, 1.1)
+    return -(ratio * lp * given["advantages"]).sum()
+
+
+def dro(lp: Any, given: dict[str, Any]) -> Any:
+    quadratic = 0.05 * (lp - given["logprobs"]) ** 2
+    return -(lp * given["advantages"] - quadratic).sum()
+
+
+def narrow_ppo(lp: Any, given: dict[str, Any]) -> Any:
+    ratio = (lp - given["logprobs"]).exp()
+    advantages = given["advantages"]
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.95, 1.02) * advantages).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "config", "loss"),
+    [
+        ("cross_entropy", {}, cross_entropy),
+        ("importance_sampling", {}, importance_sampling),
+        ("ppo", {"clip_low_threshold": 0.95, "clip_high_threshold": 1.02}, narrow_ppo),
+        ("cispo", {"clip_low_threshold": 0.7, "clip_high_threshold": 1.1}, cispo),
+        ("dro", {"beta": 0.1}, dro),
+    ],
+)
+def test_the_gradient_of_every_loss_equals_float64s(
+    engine: Engine,
+    tiny_base: Path,
+    datums: Make,
+    name: str,
+    config: dict[str, float],
+    loss: Callable[..., Any],
+) -> None:
+    create(engine)
+    targets = [target for names in TARGETS.values() for target in names]
+    reference = Reference(tiny_base, engine, targets, torch.float64)
+    arrays = datums(6, seed=3, kind="cross_entropy" if name == "cross_entropy" else "policy")
+    if name != "cross_entropy":
+        # Ratios on both sides of every threshold.
+        noise = np.random.default_rng(0).normal(0, 0.3, len(arrays["input.logprobs"]))
+        rows = engine.execute(
+            "run",
+            Operation(
+                kind="forward",
+                params={"loss_fn": "dro", "loss_fn_config": {"beta": 0.1}},
+                arrays=arrays,
+            ),
+        )
+        arrays["input.logprobs"] = (rows.arrays["logprobs"] + noise).astype(np.float32)
+    _, total = reference.backward(arrays, loss)
+    result = train(engine, "run", arrays, name, **config)
+    assert result.params["metrics"]["loss:sum"] == pytest.approx(total, rel=1e-5)
+    compared = 0
+    for key, gradient in engine._runs["run"].gradients.items():
+        exact = reference.names[key.replace(".weight", ".default.weight")].grad
+        assert exact is not None
+        scale = float(exact.abs().max())
+        np.testing.assert_allclose(gradient.numpy(), exact.numpy(), rtol=1e-3, atol=2e-5 * scale)
+        compared += int(scale > 0)
+    assert compared >= len(targets)
+
+
 def test_a_lora_plus_ratio_is_kept_over_save_and_resume_to_the_last_bit(
     engine: Engine, tmp_path: Path, datums: Make
 ) -> None:
@@ -313,9 +381,15 @@ def test_a_failed_operation_leaves_its_run_as_it_was(engine: Engine, datums: Mak
         train(engine, run, datums())
         if run == "shaken":
             far = datums(kind="policy")
-            far["input.logprobs"] = far["input.logprobs"] * 0 - 1e4
-            with pytest.raises(InvalidInput, match="too far apart"):
+            far["input.logprobs"][far["input.logprobs.offsets"][2] + 1] = -1e4
+            with pytest.raises(
+                InvalidInput, match=r"Datum 2: its .* loss is not finite at token 1"
+            ):
                 train(engine, run, far, "importance_sampling")
+            large = datums()
+            large["input.weights"] = large["input.weights"] * 1e30
+            with pytest.raises(InvalidInput, match="The gradient is not finite: the batch's weig"):
+                train(engine, run, large)
             with pytest.raises(InvalidInput, match="Unknown loss_fn"):
                 train(engine, run, datums(), "mse")
             with pytest.raises(InvalidInput, match="learning_rate"):
