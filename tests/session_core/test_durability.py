@@ -37,7 +37,7 @@ OF_EVERY_OPERATION = [
         ("OperationLog.append", (1, 4)),
         ("OperationLog._settle", (1, 4)),
         ("Engine.execute", (1, 4)),
-        ("autograd.backward", (1, 2, 5)),
+        ("autograd.backward", (1, 2, 3)),
         ("Adam.step", (1, 2)),
     )
     for nth in times
@@ -98,6 +98,7 @@ def train(server: Any, kills: list[Kill | None]) -> dict[str, Any]:
     client = service.create_lora_training_client("org/tiny", rank=4, seed=7).result()
     adam = types.AdamParams(learning_rate=5e-3, eps=1e-8, grad_clip_norm=1.0, weight_decay=0.01)
     metrics: list[Any] = []
+    unreached: list[str] = []
     for number, kill in enumerate(kills):
         if kill is not None:
             server.kill_at(kill.point, kill.when, nth=kill.nth, both=kill.both)
@@ -115,7 +116,8 @@ def train(server: Any, kills: list[Kill | None]) -> dict[str, Any]:
         client.save_weights_and_get_sampling_client().result(timeout=180)
         metrics.append([result.metrics for result in results if hasattr(result, "metrics")])
         if kill is not None:
-            assert (server.home / "killed.json").exists(), f"{kill}: never reached"
+            if not (server.home / "killed.json").exists():
+                unreached.append(str(kill))
     saved = [
         version
         for version in server.registry.versions.list(server.tenant_id, limit=200).items
@@ -129,6 +131,7 @@ def train(server: Any, kills: list[Kill | None]) -> dict[str, Any]:
     ]
     service.close("success")
     return {
+        "unreached": unreached,
         "metrics": metrics,
         "digests": {version.provenance["seq"]: version.digest for version in saved},
         "kinds": sorted(version.kind for version in saved),
@@ -137,9 +140,11 @@ def train(server: Any, kills: list[Kill | None]) -> dict[str, Any]:
 
 
 def check(server: Any, kills: list[Kill]) -> None:
-    undisturbed = train(server, [None] * len(kills))
+    # The disturbed run first: what it publishes is not in the store yet.
     with server.kept_up():
         disturbed = train(server, list(kills))
+    undisturbed = train(server, [None] * len(kills))
+    assert disturbed["unreached"] == []
     assert disturbed["metrics"] == undisturbed["metrics"]
     # The bytes of every save, both moments of Adam's among them.
     assert disturbed["digests"] == undisturbed["digests"]
