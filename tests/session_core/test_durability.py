@@ -115,9 +115,8 @@ def train(server: Any, kills: list[Kill | None]) -> dict[str, Any]:
         results = [future.result(timeout=180) for future in futures]
         client.save_weights_and_get_sampling_client().result(timeout=180)
         metrics.append([result.metrics for result in results if hasattr(result, "metrics")])
-        if kill is not None:
-            if not (server.home / "killed.json").exists():
-                unreached.append(str(kill))
+        if kill is not None and not (server.home / "killed.json").exists():
+            unreached.append(str(kill))
     saved = [
         version
         for version in server.registry.versions.list(server.tenant_id, limit=200).items
