@@ -50,6 +50,10 @@ def create_app(ready: Path) -> FastAPI:
     async def create_model() -> dict[str, str]:
         return {"request_id": "created", "model_id": "s:train:0"}
 
+    @app.post("/api/v1/get_info")
+    async def get_info() -> dict[str, Any]:
+        return {"type": "get_info", "model_id": "s:train:0", "model_data": {"model_name": "idle"}}
+
     @app.post("/api/v1/forward_backward")
     async def forward_backward(request: Request) -> dict[str, str]:
         message = pb.ForwardBackwardRequest()
