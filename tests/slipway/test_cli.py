@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -166,9 +167,10 @@ def test_sessions_of_another_tenant(running):
     running.json("tenants", "create", "team-s")
     exports = running.json("env")
     key = running.json("keys", "create", "theirs", "--tenant", "team-s")["secret"]
-    service = tinker.ServiceClient(base_url=exports["TINKER_BASE_URL"], api_key=key)
-    with service:
+    with httpx.Client(base_url=exports["TINKER_BASE_URL"], headers={"X-API-Key": key}) as theirs:
+        opened = theirs.post("/api/v1/create_session", json={"tags": []}).json()["session_id"]
         (session,) = running.json("sessions", "list", "--active", "--tenant", "team-s")
+        assert session["id"] == opened
         assert session["id"] not in running.slipway("sessions", "list").stdout
         assert running.slipway("sessions", "stop", session["id"]).returncode == 1
         stop = ["sessions", "stop", session["id"], "--tenant", "team-s"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import tinker
 from tinker.proto import tinker_public_pb2 as pb
+
+from registry import Kind, NewVersion, Origin, Registry
 
 SUITE = {
     "format": 1,
@@ -198,12 +201,20 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
         httpx.Client(base_url=url, headers={"X-API-Key": kept["secret"]}, timeout=60) as owner,
         httpx.Client(base_url=url, headers={"X-API-Key": theirs}, timeout=60) as stranger,
     ):
-        client = service.create_lora_training_client("org/tiny", rank=2).result()
+        client = service.create_lora_training_client(
+            "org/tiny", rank=2, train_unembed=False
+        ).result()
+        datum = tinker.types.Datum(
+            model_input=tinker.types.ModelInput.from_ints([5, 6]),
+            loss_fn_inputs={"target_tokens": np.array([6, 7]), "weights": np.ones(2, np.float32)},
+        )
+        client.forward_backward([datum], "cross_entropy").result()
         client.optim_step(tinker.types.AdamParams(learning_rate=0.1)).result()
         kept_path = client.save_state("kept").result().path
         served = client.save_weights_for_sampler("served").result().path
-        merged = running.json("merge", "private/2")
-        sampler = service.create_sampling_client(model_path=served)
+        running.json("merge", "private/2")
+        merged = imported(running)
+        sampler = service.create_sampling_client(model_path=served).result()
         sampler.sample(
             tinker.types.ModelInput.from_ints([5, 6]), 1, tinker.types.SamplingParams(max_tokens=2)
         ).result()
@@ -222,7 +233,7 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
             "sampling_params": {"max_tokens": 1},
         }
         sample = owner.post("/api/v1/asample", json=body).json()["request_id"]
-        step = {"model_id": client.model_id, "seq_id": 4, "adam_params": ADAM}
+        step = {"model_id": client.model_id, "seq_id": 5, "adam_params": ADAM}
         yield Hall(
             owner=owner,
             stranger=stranger,
@@ -244,6 +255,32 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
                 "endpoint": "private-end",
             },
         )
+
+
+def imported(running: Any) -> dict[str, str]:
+    """A version of the group with the base's weights: the stand-in answers as they should be."""
+    home = running.home
+    registry = Registry.open(f"sqlite:///{home / 'slipway.db'}", home / "store")
+    tenant = registry.tenants.ensure_tenant("default")
+    base = registry.versions.get(tenant, "tiny/1")
+    staged = registry.store.stage()
+    shutil.copytree(registry.store.path(base.digest), staged, dirs_exist_ok=True)
+    (staged / "manifest.json").unlink()
+    (staged / "NOTES.md").write_text("another version than the base's own")
+    manifest = registry.store.publish(staged)
+    made = registry.versions.register(
+        NewVersion(
+            tenant_id=tenant,
+            group="private",
+            kind=Kind.MERGED,
+            origin=Origin.IMPORT,
+            base_model=base.base_model,
+            base_digest=base.base_digest,
+        ),
+        manifest,
+    )
+    registry.db.close()
+    return {"reference": made.reference}
 
 
 def every_route(client: httpx.Client) -> set[tuple[str, str]]:
