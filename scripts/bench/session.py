@@ -64,10 +64,10 @@ def full_rows(generator: np.random.Generator, vocabulary: int) -> list[Row]:
 
 
 def chat_rows(generator: np.random.Generator, vocabulary: int) -> list[Row]:
-    """Sixteen rows: prompts of 60 to 800 tokens, of uneven lengths, and answers of 10 to 60."""
+    """Eight rows: prompts of 60 to 600 tokens, of uneven lengths, and answers of 10 to 60."""
     rows = []
-    for _ in range(16):
-        prompt = int(np.clip(generator.lognormal(5.4, 0.7), 60, 800))
+    for _ in range(8):
+        prompt = int(np.clip(generator.lognormal(5.2, 0.7), 60, 600))
         answer = int(generator.integers(10, 61))
         weights = np.zeros(prompt + answer - 1, np.float32)
         weights[prompt - 1 :] = 1.0
