@@ -77,6 +77,7 @@ class Line:
         self._loaded_in = 0
         self._failed_loads = 0
         self._gap_ends = 0.0
+        self._next = 0  # the sequence id whose turn it is, if it is known
         self._steps_since_snapshot = 0
         self._wake = asyncio.Event()
         self._ending = False
@@ -108,17 +109,16 @@ class Line:
     async def _run(self) -> None:
         while True:
             try:
-                expected = await to_thread(self._operations.last_settled, self.run_id) + 1
-                if await self._advance(expected):
+                if await self._advance():
                     return
             except Exception:
                 # The database would not have it: a full disk, a lock held too long. Whatever
                 # was being done is not in the log, so the run is loaded again from there.
                 log.exception("the line of %s stumbled; it goes on", self.run_id)
-                self._loaded_in = 0
+                self._loaded_in = self._next = 0
                 await asyncio.sleep(STUMBLE_SECONDS)
 
-    async def _advance(self, expected: int) -> bool:
+    async def _advance(self) -> bool:
         """Do the next thing there is to do; True once the run has left for good."""
         # Cleared before looking: what is appended after the look wakes the waits below.
         self._wake.clear()
@@ -131,10 +131,13 @@ class Line:
             # An operation that was let in just before the end is still done.
             row = await to_thread(self._operations.next_queued, self.run_id)
             return row is None and not self._wake.is_set()
-        if row.seq > expected:
-            await self._wait_for(expected, row.seq)
+        if row.seq != self._next:
+            self._next = await to_thread(self._operations.last_settled, self.run_id) + 1
+        if row.seq > self._next:
+            await self._wait_for(self._next, row.seq)
         else:
             await self._execute(row)
+            self._next = row.seq + 1
         return False
 
     async def _wait_for(self, missing: int, waiting: int) -> None:
