@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tinker
+import torch
 from tinker import types
 
 ADAM = types.AdamParams(learning_rate=5e-3, eps=1e-8)
@@ -29,6 +30,92 @@ def datum(tokens: list[int], **inputs) -> types.Datum:
 def saved_file(server, reference: str, name: str) -> bytes:
     version = server.registry.versions.get(server.tenant_id, reference)
     return (server.registry.store.path(version.digest) / name).read_bytes()
+
+
+def logprobs_of(client, datums) -> list[torch.Tensor]:
+    """Target logprobs of each datum under the model being trained, as it is now."""
+    outputs = client.forward(datums, "cross_entropy").result().loss_fn_outputs
+    return [torch.tensor(output["logprobs"].to_numpy().copy()) for output in outputs]
+
+
+def test_dpo_moves_the_margin_and_its_gradient_is_that_of_plain_torch(server):
+    """Rafailov et al. 2023, equation 7, as a custom loss: -log sigmoid(beta * margin)."""
+    beta = 0.5
+    prompt, chosen, rejected = [5, 6, 7, 8], [20, 21, 22], [30, 31]
+    datums = [
+        datum(
+            prompt + answer,
+            weights=np.array([0] * (len(prompt) - 1) + [1] * len(answer), np.float32),
+        )
+        for answer in (chosen, rejected)
+    ]
+    masks = [torch.tensor(d.loss_fn_inputs["weights"].to_numpy().copy()) for d in datums]
+    with server.client() as service:
+        client = new_run(service)
+        reference = logprobs_of(client, datums)
+        slopes: list[list[torch.Tensor]] = []
+
+        def dpo(data, logprobs):
+            del data
+            ratios = [
+                ((lp - ref) * mask).sum()
+                for lp, ref, mask in zip(logprobs, reference, masks, strict=True)
+            ]
+            margin = ratios[0] - ratios[1]
+            loss = -torch.nn.functional.logsigmoid(beta * margin)
+            slopes.append(list(torch.autograd.grad(loss, logprobs, retain_graph=True)))
+            return loss, {"margin:mean": margin.item()}
+
+        margins, losses = [], []
+        for _ in range(6):
+            passed = client.forward_backward_custom(datums, dpo).result()
+            margins.append(passed.metrics["margin:mean"])
+            losses.append(passed.metrics["loss:sum"])
+            client.optim_step(ADAM).result()
+    # At the start the model is its own reference: sigmoid(0) is a half.
+    assert margins[0] == pytest.approx(0, abs=1e-6)
+    assert losses[0] == pytest.approx(float(np.log(2)), rel=1e-6)
+    for slope, mask, sign in zip(slopes[0], masks, (-1, 1), strict=True):
+        np.testing.assert_allclose(slope.numpy(), (sign * beta / 2 * mask).numpy(), rtol=1e-5)
+    assert margins == sorted(margins)
+    assert margins[-1] > 1
+
+
+def test_on_policy_distillation_brings_the_student_to_its_teacher(server):
+    """Samples of the student, scored by the teacher: the advantage is minus the reverse KL."""
+    with server.client() as service:
+        teacher = new_run(service, seed=2)
+        for _ in range(12):
+            teacher.forward_backward([datum([5, 6, 7, 9, 9, 9, 9])], "cross_entropy")
+            teacher.optim_step(ADAM).result()
+        expert = teacher.save_weights_and_get_sampling_client().result()
+        student = new_run(service, seed=3)
+        prompt = [5, 6, 7]
+        gaps = []
+        for step in range(12):
+            sampler = student.save_weights_and_get_sampling_client().result()
+            params = types.SamplingParams(max_tokens=4, temperature=1.0, seed=step, stop=["\0"])
+            made = sampler.sample(types.ModelInput.from_ints(prompt), 32, params).result()
+            batch, gap = [], []
+            for sequence in made.sequences:
+                whole = prompt + list(sequence.tokens)
+                scored = expert.compute_logprobs(types.ModelInput.from_ints(whole)).result()
+                theirs = np.array(scored[len(prompt) :], np.float32)
+                ours = np.array(sequence.logprobs, np.float32)
+                gap.append(float((ours - theirs).sum()))
+                before = np.zeros(len(prompt) - 1, np.float32)
+                batch.append(
+                    datum(
+                        whole,
+                        logprobs=np.concatenate([before, ours]),
+                        advantages=np.concatenate([before, theirs - ours]) / 32,
+                    )
+                )
+            gaps.append(float(np.mean(gap)))
+            student.forward_backward(batch, "importance_sampling")
+            student.optim_step(types.AdamParams(learning_rate=2e-2, eps=1e-8)).result()
+    # The mean over the samples is an estimate of the reverse KL.
+    assert np.mean(gaps[-3:]) < 0.5 * np.mean(gaps[:3])
 
 
 def test_a_lora_plus_ratio_comes_with_the_metadata_and_is_recorded(server):
