@@ -37,7 +37,7 @@ from session_core.saved import Saved, SavedPaths
 
 GROUP_KEY = "model_package_group"
 DEFAULT_GROUP = "default"
-# Unnamed sampler snapshots of a session that are kept; older ones go.
+# Unnamed sampler snapshots of a run that are kept; its older ones go.
 UNNAMED_KEPT = 16
 
 
@@ -206,14 +206,20 @@ class Saver:
             created_at=self._registry.clock(),
         )
         await to_thread(self._log.add_sampler, sampler)
-        await to_thread(self._drop_old_snapshots, run.session_id)
+        await to_thread(self._drop_old_snapshots, run)
         return Result(params={"sampling_session_id": sampler_id})
 
-    def _drop_old_snapshots(self, session_id: str) -> None:
-        for old in self._log.samplers(session_id, unnamed=True)[UNNAMED_KEPT:]:
-            self._log.drop_sampler(old.id)
-            assert old.snapshot is not None
-            shutil.rmtree(self._home / old.snapshot, ignore_errors=True)
+    def _drop_old_snapshots(self, run: TrainingRun) -> None:
+        # The run's own alone: another run's last one may be a teacher that is asked for long.
+        found = [
+            (sampler.id, Path(sampler.snapshot))
+            for sampler in self._log.samplers(run.session_id, unnamed=True)
+            if sampler.snapshot is not None
+        ]
+        own = [(name, path) for name, path in found if path.parts[0] == folder_name(run.id)]
+        for sampler_id, path in own[UNNAMED_KEPT:]:
+            self._log.drop_sampler(sampler_id)
+            shutil.rmtree(self._home / path, ignore_errors=True)
 
     def version_of(self, tenant_id: str, path: str) -> VersionView:
         """The version a ``tinker://`` path of this tenant names.

@@ -85,37 +85,42 @@ def test_on_policy_distillation_brings_the_student_to_its_teacher(server):
     """Samples of the student, scored by the teacher: the advantage is minus the reverse KL."""
     with server.client() as service:
         teacher = new_run(service, seed=2)
-        for _ in range(12):
+        for _ in range(5):
             teacher.forward_backward([datum([5, 6, 7, 9, 9, 9, 9])], "cross_entropy")
             teacher.optim_step(ADAM).result()
         expert = teacher.save_weights_and_get_sampling_client().result()
         student = new_run(service, seed=3)
         prompt = [5, 6, 7]
         gaps = []
-        for step in range(12):
+        for step in range(30):
             sampler = student.save_weights_and_get_sampling_client().result()
             params = types.SamplingParams(max_tokens=4, temperature=1.0, seed=step, stop=["\0"])
-            made = sampler.sample(types.ModelInput.from_ints(prompt), 32, params).result()
-            batch, gap = [], []
-            for sequence in made.sequences:
-                whole = prompt + list(sequence.tokens)
-                scored = expert.compute_logprobs(types.ModelInput.from_ints(whole)).result()
-                theirs = np.array(scored[len(prompt) :], np.float32)
+            made = sampler.sample(types.ModelInput.from_ints(prompt), 64, params).result()
+            batch, gap, answers = [], [], []
+            wholes = [prompt + list(sequence.tokens) for sequence in made.sequences]
+            scores = [expert.compute_logprobs(types.ModelInput.from_ints(w)) for w in wholes]
+            for sequence, whole, score in zip(made.sequences, wholes, scores, strict=True):
+                theirs = np.array(score.result()[len(prompt) :], np.float32)
                 ours = np.array(sequence.logprobs, np.float32)
                 gap.append(float((ours - theirs).sum()))
-                before = np.zeros(len(prompt) - 1, np.float32)
+                answers.append((whole, ours, theirs - ours))
+            # A constant baseline: it changes no expectation, and most of the noise.
+            mean = np.mean([advantage for _, _, advantage in answers])
+            before = np.zeros(len(prompt) - 1, np.float32)
+            for whole, ours, advantage in answers:
+                centred = ((advantage - mean) / len(answers)).astype(np.float32)
                 batch.append(
                     datum(
                         whole,
                         logprobs=np.concatenate([before, ours]),
-                        advantages=np.concatenate([before, theirs - ours]) / 32,
+                        advantages=np.concatenate([before, centred]),
                     )
                 )
             gaps.append(float(np.mean(gap)))
             student.forward_backward(batch, "importance_sampling")
             student.optim_step(types.AdamParams(learning_rate=2e-2, eps=1e-8)).result()
     # The mean over the samples is an estimate of the reverse KL.
-    assert np.mean(gaps[-3:]) < 0.5 * np.mean(gaps[:3])
+    assert np.mean(gaps[-5:]) < 0.65 * np.mean(gaps[:5])
 
 
 def test_a_lora_plus_ratio_comes_with_the_metadata_and_is_recorded(server):
