@@ -8,6 +8,7 @@ in fp32 with the same number of threads. An operation that fails leaves its run 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from session_core.lora import Adapters, LoraSpec, check_tensors
 from session_core.losses import loss_named
 from session_core.model import Base
 from session_core.operations import Operation, Result
-from session_core.optimizer import Adam, AdamParams
+from session_core.optimizer import Adam, AdamParams, global_norm
 from session_core.passes import prompt_logprobs, train_pass
 from session_core.probe import dump_probe, probe_prompts
 
@@ -72,7 +73,7 @@ class Engine:
     def __init__(self, base: Base, *, files: Files | None = None) -> None:
         self.base = base
         self._files = files or Files()
-        self.progress: Callable[[], None] = _nothing
+        self.progress: Callable[[], None] = lambda: None
         """Called as an operation gets on, at least once a micro-batch."""
         self.adapters = Adapters(base.model)
         self._runs: dict[str, Run] = {}
@@ -248,8 +249,7 @@ class Engine:
             if backward:
                 # All that can fail comes before the first change of the run.
                 texts = self._texts(datums)
-                summed = _sum(run.gradients, parameters)
-                run.gradients = summed
+                run.gradients = _sum(run.gradients, parameters)
         finally:
             for parameter in parameters.values():
                 parameter.grad = None
@@ -368,10 +368,6 @@ class Engine:
         return Result()
 
 
-def _nothing() -> None:
-    """Nobody wants to know."""
-
-
 def _sum(
     gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
@@ -381,8 +377,7 @@ def _sum(
         if parameter.grad is not None:
             summed[name] = summed[name] + parameter.grad if name in summed else parameter.grad
     # A sum of squares that overflows could not be clipped, nor stepped with.
-    norms = [torch.linalg.vector_norm(gradient) for gradient in summed.values()]
-    if norms and not bool(torch.isfinite(torch.linalg.vector_norm(torch.stack(norms)))):
+    if not math.isfinite(global_norm(summed)):
         raise InvalidInput(
             "The gradient is not finite: the batch's weights, advantages or ratios are too "
             "large. No gradient was added."

@@ -14,6 +14,7 @@ import logging
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlmodel import Session
@@ -204,9 +205,7 @@ class Line:
         if epoch != self._loaded_in:
             await self._load(epoch)
 
-        async def execute(operation: Operation) -> Result:
-            return await self._in_engine(operation, epoch=epoch)
-
+        execute = partial(self._in_engine, epoch=epoch)
         if row.kind in SAVES:
             named = "name" in decode(row.payload).params
             carry: Callable[..., Awaitable[Result]] = (
@@ -238,10 +237,8 @@ class Line:
                 self.run_id,
                 log=self._operations,
                 snapshots=self._snapshots,
-                supervisor=self._supervisor,
                 resolve=self._saver.resolve,
-                epoch=epoch,
-                tenant=self._tenant,
+                execute=partial(self._in_engine, epoch=epoch),
             )
         except WorkerDied as error:
             self._failed_loads += 1
@@ -282,10 +279,10 @@ class Line:
             return
         self._steps_since_snapshot = 0
         try:
-            partial = await to_thread(self._snapshots.begin, row.seq)
-            operation = Operation(kind=op.SNAPSHOT, params={"folder": str(partial)})
+            folder = await to_thread(self._snapshots.begin, row.seq)
+            operation = Operation(kind=op.SNAPSHOT, params={"folder": str(folder)})
             await self._in_engine(operation, epoch=self._loaded_in)
-            await to_thread(self._snapshots.commit, partial)
+            await to_thread(self._snapshots.commit, folder)
         except (WorkerDied, EpochPassed, OperationFailed, OSError) as error:
             log.warning("%s: no snapshot after %d: %s", self.run_id, row.seq, error)
 

@@ -321,11 +321,13 @@ class OperationLog:
             session.add(row)
             return row.clients
 
-    def samplers(self, session_id: str, *, unnamed: bool = False) -> Sequence[Sampler]:
-        """A session's samplers, newest first; only its unnamed snapshots if asked so."""
+    def samplers(self, session_id: str, *, below: str | None = None) -> Sequence[Sampler]:
+        """A session's samplers, newest first; only unnamed snapshots below a folder if given."""
         statement = select(Sampler).where(Sampler.session_id == session_id)
-        if unnamed:
-            statement = statement.where(col(Sampler.snapshot).is_not(None))
+        if below is not None:
+            statement = statement.where(
+                col(Sampler.snapshot).startswith(f"{below}/", autoescape=True)
+            )
         with self._db.read() as session:
             return session.exec(statement.order_by(col(Sampler.created_at).desc())).all()
 

@@ -16,6 +16,12 @@ from session_core.hints import check_lr_ratio
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def global_norm(gradients: Mapping[str, torch.Tensor]) -> float:
+    """The norm of all gradients as one vector; not finite if any of them, or it, is not."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdamParams:
     """One step's hyper-parameters; schedules live with the client.
@@ -78,8 +84,7 @@ class Adam:
         all parameters age alike. Raises InvalidInput, and takes no step, when the norm is
         not finite.
         """
-        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        norm = global_norm(gradients)
         if not math.isfinite(norm):
             raise InvalidInput("The accumulated gradient is not finite; it was dropped.")
         for name, parameter in self._parameters.items():

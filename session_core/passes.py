@@ -26,7 +26,7 @@ def train_pass(
     config: Mapping[str, float],
     *,
     backward: bool,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], None],
 ) -> tuple[list[Array], float]:
     """Logprobs of each datum, and the summed loss; gradients land on the parameters.
 

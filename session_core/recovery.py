@@ -13,9 +13,9 @@ from pathlib import Path
 
 from registry import Files
 from session_core import operations as op
+from session_core.exports import Execute
 from session_core.log import OperationLog
 from session_core.operations import Operation, decode
-from session_core.supervisor import Supervisor
 from session_core.worker_client import OperationFailed
 
 # What changes a run's state, and so is done again in a replay.
@@ -67,24 +67,22 @@ async def bring_in(
     *,
     log: OperationLog,
     snapshots: Snapshots,
-    supervisor: Supervisor,
     resolve: Resolve,
-    epoch: int,
-    tenant: str,
+    execute: Execute,
 ) -> int:
     """Load a run's state into the engine; the number of operations that were replayed.
 
     Raises:
         WorkerDied, EpochPassed: if the engine went away meanwhile.
     """
-    await supervisor.execute(run_id, Operation(kind=op.UNLOAD_RUN), epoch=epoch, tenant=tenant)
+    await execute(Operation(kind=op.UNLOAD_RUN))
     after = -1
     newest = await in_thread(snapshots.newest)
     if newest is not None:
         after, folder = newest
         restore = Operation(kind=op.RESTORE, params={"folder": str(folder)})
         try:
-            await supervisor.execute(run_id, restore, epoch=epoch, tenant=tenant)
+            await execute(restore)
         except OperationFailed:
             # A snapshot only saves time: without it the log gives everything back.
             await in_thread(snapshots.drop)
@@ -92,5 +90,5 @@ async def bring_in(
     rows = await in_thread(log.done_after, run_id, after, STATEFUL)
     for row in rows:
         operation = await resolve(decode(row.payload))
-        await supervisor.execute(run_id, operation, epoch=epoch, tenant=tenant)
+        await execute(operation)
     return len(rows)

@@ -211,15 +211,11 @@ class Saver:
 
     def _drop_old_snapshots(self, run: TrainingRun) -> None:
         # The run's own alone: another run's last one may be a teacher that is asked for long.
-        found = [
-            (sampler.id, Path(sampler.snapshot))
-            for sampler in self._log.samplers(run.session_id, unnamed=True)
-            if sampler.snapshot is not None
-        ]
-        own = [(name, path) for name, path in found if path.parts[0] == folder_name(run.id)]
-        for sampler_id, path in own[UNNAMED_KEPT:]:
-            self._log.drop_sampler(sampler_id)
-            shutil.rmtree(self._home / path, ignore_errors=True)
+        own = self._log.samplers(run.session_id, below=folder_name(run.id))
+        for old in own[UNNAMED_KEPT:]:
+            self._log.drop_sampler(old.id)
+            assert old.snapshot is not None
+            shutil.rmtree(self._home / old.snapshot, ignore_errors=True)
 
     def version_of(self, tenant_id: str, path: str) -> VersionView:
         """The version a ``tinker://`` path of this tenant names.

@@ -17,20 +17,13 @@ sys.path.insert(0, str(SCRIPTS))
 from demo_processes import Processes, free_port  # noqa: E402
 
 
-def write_small_model(folder: Path, tokenizer_of: Path | None = None) -> Path:
-    """A Llama of some hundred thousand parameters, with random weights, to time all else by.
-
-    Args:
-        tokenizer_of: a folder whose tokenizer it takes; without, it has none but its vocabulary.
-    """
+def write_small_model(folder: Path, *, tokenizer_of: Path) -> Path:
+    """A Llama of random weights and little to compute, with the tokenizer of another folder."""
     torch.manual_seed(0)
-    vocabulary = 512
-    if tokenizer_of is not None:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
-        tokenizer.save_pretrained(folder)
-        vocabulary = len(tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    tokenizer.save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,

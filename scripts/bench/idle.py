@@ -16,10 +16,8 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from session_core.dialects.tinker.options import Options
-from session_core.dialects.tinker.protobuf import forward_backward_output, pb
+from session_core.dialects.tinker.protobuf import MEDIA_TYPE, forward_backward_output, pb
 from session_core.operations import Result
-
-MEDIA_TYPE = "application/x-protobuf"
 
 
 def create_app(ready: Path) -> FastAPI:

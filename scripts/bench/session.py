@@ -35,6 +35,7 @@ from transformers import AutoModelForCausalLM
 from merge import resolve_base
 from slipway.settings import Settings
 
+PARTS = ("sft", "chat", "sample", "overhead")
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK = 16
 SAMPLES, NEW_TOKENS = 64, 64
@@ -125,6 +126,15 @@ def take_turns(
     return statistics.median(times[0][1:]), statistics.median(times[1][1:])
 
 
+def rates(tokens: float, ours: float, theirs: float, *, baseline: str) -> dict[str, Any]:
+    """Tokens a second of both, from their seconds, and the ratio."""
+    return {
+        "ours": f"{tokens / ours:.0f} tokens/s",
+        "baseline": f"{tokens / theirs:.0f} tokens/s ({baseline})",
+        "ratio": theirs / ours,
+    }
+
+
 def bench_training(
     service: tinker.ServiceClient, name: str, folder: Path, make: Any, *, rounds: int
 ) -> dict[str, Any]:
@@ -147,11 +157,7 @@ def bench_training(
         through_the_sdk, lambda number: bare.step(batches[number]), rounds=rounds
     )
     tokens = statistics.median(sum(len(row.weights) for row in batch) for batch in batches[1:])
-    return {
-        "ours": f"{tokens / ours:.0f} tokens/s",
-        "baseline": f"{tokens / theirs:.0f} tokens/s (bare PEFT loop)",
-        "ratio": theirs / ours,
-    }
+    return rates(tokens, ours, theirs, baseline="bare PEFT loop")
 
 
 def bench_sampling(
@@ -199,12 +205,7 @@ def bench_sampling(
         assert made.shape == (SAMPLES, longest + NEW_TOKENS)
 
     ours, theirs = take_turns(through_the_sdk, generate, rounds=rounds)
-    count = SAMPLES * NEW_TOKENS
-    return {
-        "ours": f"{count / ours:.0f} tokens/s",
-        "baseline": f"{count / theirs:.0f} tokens/s (transformers.generate)",
-        "ratio": theirs / ours,
-    }
+    return rates(SAMPLES * NEW_TOKENS, ours, theirs, baseline="transformers.generate")
 
 
 def bench_overhead(
@@ -234,14 +235,14 @@ def bench_overhead(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help="sft, chat, sample, overhead; all by default")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="on a model of random weights")
     options = parser.parse_args()
-    parts = options.parts or ["sft", "chat", "sample", "overhead"]
-    unknown = sorted(set(parts) - {"sft", "chat", "sample", "overhead"})
+    parts = options.parts or list(PARTS)
+    unknown = sorted(set(parts) - set(PARTS))
     if unknown:
-        parser.error(f"there is no part {', '.join(unknown)}: expected sft, chat, sample, overhead")
+        parser.error(f"there is no part {', '.join(unknown)}: expected {', '.join(PARTS)}")
     os.environ["TINKER_TELEMETRY"] = "0"
     settings = Settings.read()
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as scratch:

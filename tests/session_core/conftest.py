@@ -253,6 +253,12 @@ class SessionServer:
                 ended.set()
             watching.result()
 
+    def restart(self, **options: float) -> None:
+        """Stop it in order and start it with other options of `serve.py`."""
+        self.stop()
+        self.options = options
+        self.start()
+
     def stop(self) -> None:
         """An orderly stop; fine if it has stopped."""
         if self._process is not None:

@@ -154,9 +154,7 @@ def check(server: Any, kills: list[Kill]) -> None:
 
 @pytest.fixture
 def killable(server: Any) -> Any:
-    server.stop()
-    server.options = {"killable": True, "snapshot_steps": 2, "gap_seconds": 60}
-    server.start()
+    server.restart(killable=True, snapshot_steps=2, gap_seconds=60)
     return server
 
 
@@ -181,9 +179,7 @@ def datum() -> types.Datum:
 
 
 def test_an_engine_that_hangs_is_ended_and_the_operation_done(server):
-    server.stop()
-    server.options = {"killable": True, "stall_seconds": 3}
-    server.start()
+    server.restart(killable=True, stall_seconds=3)
     client = server.client().create_lora_training_client("org/tiny", rank=4, seed=7).result()
     before = client.forward([datum()], "cross_entropy").result()
     (server.home / "hang").touch()
@@ -193,9 +189,7 @@ def test_an_engine_that_hangs_is_ended_and_the_operation_done(server):
 
 
 def test_what_hangs_again_and_again_is_failed_and_says_so(server):
-    server.stop()
-    server.options = {"killable": True, "stall_seconds": 2}
-    server.start()
+    server.restart(killable=True, stall_seconds=2)
     client = server.client().create_lora_training_client("org/tiny", rank=4, seed=7).result()
     before = client.forward([datum()], "cross_entropy").result()
     (server.home / "hang").touch()
@@ -208,9 +202,7 @@ def test_what_hangs_again_and_again_is_failed_and_says_so(server):
 
 
 def test_memory_that_runs_out_fails_the_operation_alone(server):
-    server.stop()
-    server.options = {"killable": True}
-    server.start()
+    server.restart(killable=True)
     client = server.client().create_lora_training_client("org/tiny", rank=4, seed=7).result()
     client.forward_backward([datum()], "cross_entropy").result()
     pid = server.engine_pid()

@@ -18,7 +18,8 @@ from tinker.proto import tinker_public_pb2 as pb
 
 MEDIA_TYPE = "application/x-protobuf"
 ADAM = {"learning_rate": 1e-3}
-CONTEXT = 512
+CONTEXT = 256
+"""The tiny base model's."""
 
 
 def tensor(values, dtype, shape=None):
@@ -312,7 +313,7 @@ def test_the_api_answers_while_the_engine_computes(server, http):
         model_input=types.ModelInput.from_ints(tokens[:-1].tolist()),
         loss_fn_inputs={"target_tokens": tokens[1:], "weights": np.ones(399, np.float32)},
     )
-    work = client.forward_backward([datum] * 400, "cross_entropy").future()
+    work = [client.forward_backward([datum] * 400, "cross_entropy").future() for _ in range(4)][-1]
     answers = 0
     while not work.done():
         assert http.post("/api/v1/get_info", json={"model_id": client.model_id}).is_success

@@ -213,18 +213,18 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
         kept_path = client.save_state("kept").result().path
         served = client.save_weights_for_sampler("served").result().path
         running.json("merge", "private/2")
-        merged = imported(running)
+        version = imported(running)
         sampler = service.create_sampling_client(model_path=served).result()
         sampler.sample(
             tinker.types.ModelInput.from_ints([5, 6]), 1, tinker.types.SamplingParams(max_tokens=2)
         ).result()
-        run = running.json("eval", "run", merged["reference"], "--suite", "private-sevens")
+        run = running.json("eval", "run", version, "--suite", "private-sevens")
         running.json("eval", "run", "tiny/1", "--suite", "private-sevens")
-        sides = ["--candidate", merged["reference"], "--baseline", "tiny/1"]
+        sides = ["--candidate", version, "--baseline", "tiny/1"]
         gate = json.loads(
             running.slipway("gate", "run", *sides, "--suite", "private-sevens", "--json").stdout
         )
-        running.json("promote", merged["reference"], "--override", "for the test")
+        running.json("promote", version, "--override", "for the test")
         running.json("deploy", "private@production", "--name", "private-end")
         (session,) = owner.get("/slipway/v1/sessions").json()
         body = {
@@ -247,7 +247,7 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
                 "sample": sample,
                 "key": kept["key"]["id"],
                 "group": "private",
-                "version": merged["reference"],
+                "version": version,
                 "suite": "private-sevens",
                 "eval": run["id"],
                 "gate": gate["id"],
@@ -257,7 +257,7 @@ def hall(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hal
         )
 
 
-def imported(running: Any) -> dict[str, str]:
+def imported(running: Any) -> str:
     """A version of the group with the base's weights: the stand-in answers as they should be."""
     home = running.home
     registry = Registry.open(f"sqlite:///{home / 'slipway.db'}", home / "store")
@@ -280,7 +280,7 @@ def imported(running: Any) -> dict[str, str]:
         manifest,
     )
     registry.db.close()
-    return {"reference": made.reference}
+    return made.reference
 
 
 def every_route(client: httpx.Client) -> set[tuple[str, str]]:
