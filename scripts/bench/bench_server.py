@@ -66,5 +66,7 @@ def idle_server(scratch: Path, *, environment: dict[str, str]) -> Iterator[str]:
             ready=scratch / "idle-ready",
         )
         url = f"http://127.0.0.1:{port}"
-        httpx.get(f"{url}/api/v1/healthz").raise_for_status()
+        # It says that it is ready a moment before it listens.
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+            client.get(f"{url}/api/v1/healthz").raise_for_status()
         yield url
