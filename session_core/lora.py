@@ -17,18 +17,17 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from registry.errors import InvalidInput
 from session_core.fused import FusedLora, RowMap
 from session_core.operations import ALPHA
 from session_core.projection import HeadAdapter
+from session_core.targets import GROUPS, find_targets
 
 MAX_RANK = 256
 _PREFIX = "base_model.model."
-_ATTENTION = frozenset({"attn", "self_attn", "attention", "self_attention", "cross_attn"})
-_NOT_TARGETED = frozenset({"router"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class Adapters:
         self._owners = RowMap()
         self._specs: dict[str, LoraSpec] = {}
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
-        self._groups = _target_groups(model)
+        self._targets = find_targets(model)
 
     def add(self, slot: str, spec: LoraSpec) -> None:
         """Put a freshly initialised adapter into an empty slot: A from the seed, B zero."""
@@ -82,7 +81,9 @@ class Adapters:
         self._specs[slot] = spec
         self._parameters[slot] = self._find(slot)
         for layer in self._layers(slot):
-            layer.lora_variant[slot] = FusedLora(self._owners)
+            # PEFT adds to an expert's weights and not to what comes out of it.
+            if not isinstance(layer, ParamWrapper):
+                layer.lora_variant[slot] = FusedLora(self._owners)
         self._active = None
         generator = torch.Generator().manual_seed(spec.seed)
         with torch.no_grad():
@@ -184,22 +185,20 @@ class Adapters:
 
     def config(self, spec: LoraSpec) -> LoraConfig:
         """The PEFT configuration of an adapter."""
-        wanted = {
-            "attn": spec.train_attn,
-            "mlp": spec.train_mlp,
-            "unembed": spec.train_unembed,
-        }
-        chosen = [name for group in wanted if wanted[group] for name in self._groups[group]]
-        if not chosen:
+        chosen = self._targets.chosen(
+            attn=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed
+        )
+        if not (chosen.modules or chosen.parameters):
             raise InvalidInput("This base model has no layer of the kinds that are to be trained.")
-        everything = {name for names in self._groups.values() for name in names}
         return LoraConfig(
             r=spec.rank,
             lora_alpha=spec.alpha,
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
-            target_modules=_shortest(chosen, everything),
+            fan_in_fan_out=chosen.transposed,
+            target_modules=chosen.modules,
+            target_parameters=chosen.parameters or None,
         )
 
     def spec_of(self, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> LoraSpec:
@@ -221,7 +220,8 @@ class Adapters:
                 f"with alpha {ALPHA}, and loading it would change what it computes."
             )
         held = {name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for name in tensors}
-        flags = {f"train_{group}": bool(held & set(names)) for group, names in self._groups.items()}
+        groups = self._targets.groups_of(held)
+        flags = {f"train_{group}": group in groups for group in GROUPS}
         return LoraSpec(rank=config.get("r", 0), alpha=config["lora_alpha"], **flags)
 
     def _layers(self, slot: str) -> list[Any]:
@@ -250,27 +250,3 @@ def check_tensors(expected: Mapping[str, Any], found: Mapping[str, torch.Tensor]
                 f"Tensor {name} has shape {list(tensor.shape)}, this base model needs "
                 f"{list(expected[name].shape)}."
             )
-
-
-def _target_groups(model: Any) -> dict[str, list[str]]:
-    """Names of the linear layers, by what they belong to."""
-    head = model.get_output_embeddings()
-    groups: dict[str, list[str]] = {"attn": [], "mlp": [], "unembed": []}
-    for name, module in model.named_modules():
-        parts = set(name.split("."))
-        if module is head:
-            groups["unembed"].append(name)
-        elif not isinstance(module, nn.Linear | Conv1D) or parts & _NOT_TARGETED:
-            continue
-        elif parts & _ATTENTION:
-            groups["attn"].append(name)
-        else:
-            groups["mlp"].append(name)
-    return groups
-
-
-def _shortest(chosen: list[str], everything: set[str]) -> list[str]:
-    """Target names for a PEFT config: last components where these mean just the chosen."""
-    endings = {name.rsplit(".", 1)[-1] for name in chosen}
-    meant = {name for name in everything if name.rsplit(".", 1)[-1] in endings}
-    return sorted(endings if meant == set(chosen) else chosen)
